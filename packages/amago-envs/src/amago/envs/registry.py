@@ -1,0 +1,46 @@
+"""A registry of named classes: the one way in which encoders, agents and exploration are chosen by name.
+
+The file stands in amago-nets and, unchanged, in amago-envs, so that neither package needs the other.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Maps names to classes; a name can be taken once, and an unknown one is answered with the nearest.
+
+    Args:
+        kind: what the registry holds, in words for error messages, e.g. "trajectory encoder".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator that enters the class as `name`; raises ValueError if the name is taken."""
+
+        def enter(cls: type[T]) -> type[T]:
+            taken = self._classes.get(name)
+            if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"{self.kind} {name!r} is already registered as {taken.__module__}.{taken.__qualname__}")
+            self._classes[name] = cls
+            return cls
+
+        return enter
+
+    def get(self, name: str) -> type[T]:
+        """The class registered as `name`; raises ValueError that suggests the nearest name."""
+        if name in self._classes:
+            return self._classes[name]
+        near = difflib.get_close_matches(name, self._classes, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown {self.kind} {name!r}: {hint}registered are {', '.join(self.names())}")
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._classes)
