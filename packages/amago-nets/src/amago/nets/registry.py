@@ -26,8 +26,13 @@ class Registry(Generic[T]):
 
         def enter(cls: type[T]) -> type[T]:
             taken = self._classes.get(name)
-            if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise ValueError(f"{self.kind} {name!r} is already registered as {taken.__module__}.{taken.__qualname__}")
+            if taken is not None and (taken.__module__, taken.__qualname__) != (
+                cls.__module__,
+                cls.__qualname__,
+            ):
+                raise ValueError(
+                    f"{self.kind} {name!r} is already registered as {taken.__module__}.{taken.__qualname__}"
+                )
             self._classes[name] = cls
             return cls
 

@@ -1,0 +1,51 @@
+"""Which timesteps of a padded batch are real, and means that only count those.
+
+Encoders are called with observations alone (`tstep_encoder(obs=, rl2s=)`), yet a layer that keeps running
+statistics must not see padding. `timestep_mask` makes the batch's mask known to such layers for the length of a
+forward pass, so that user-defined encoders need no extra argument to be correct.
+
+Shapes: B batch, L timesteps, D features.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+MAGIC_PAD_VAL = 4.0
+"""The filler of padded positions; also how a batch without lengths is told from its padding."""
+
+_current: ContextVar[Tensor | None] = ContextVar("amago_timestep_mask", default=None)
+
+
+@contextmanager
+def timestep_mask(mask: Tensor | None) -> Iterator[None]:
+    """Within the context, `current_timestep_mask()` returns `mask`, a bool tensor (B, L, 1): True is real."""
+    token = _current.set(mask)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_timestep_mask() -> Tensor | None:
+    """The mask (B, L, 1) of the batch that is being encoded, or None where nothing is known about padding."""
+    return _current.get()
+
+
+def mask_from_filler(x: Tensor, pad_value: float = MAGIC_PAD_VAL) -> Tensor:
+    """True where a timestep is real: padding holds `pad_value` in every feature. (B, L, D) -> bool (B, L, 1)."""
+    return ~(x == pad_value).all(dim=-1, keepdim=True)
+
+
+def masked_avg(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `x` over the positions where `mask` (broadcastable to `x`) is True; 0 if there are none.
+
+    The count is increased by 1e-5 so that an empty mask gives 0 and not NaN. Masked positions may hold anything,
+    NaN included.
+    """
+    mask = mask.broadcast_to(x.shape)
+    total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
+    return total / (mask.sum() + 1e-5)

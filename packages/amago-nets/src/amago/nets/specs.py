@@ -1,0 +1,154 @@
+"""What networks need to know of a space, without gymnasium: sizes, kinds and dtypes.
+
+`as_spec` reads any gymnasium-like space by the name of its class and its usual attributes, so that amago-nets
+builds architectures where no environment library is installed:
+
+    as_spec({"position": (3,), "image": (64, 64, 3)})   # an ObsSpec from plain shapes
+    as_spec(gymnasium.spaces.Discrete(5))               # an ActionSpec of width 5
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
+_KINDS = ("discrete", "multidiscrete", "multibinary", "box")
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """How actions are represented: the kind of the space and its sizes.
+
+    Args:
+        kind: "discrete" (one choice), "multidiscrete" (several), "multibinary" (bits) or "box" (numbers).
+        sizes: (n,) choices for discrete; the number of choices of each component for multidiscrete; (bits,) for
+            multibinary; the shape for box.
+        low: lower bound of a box in the environment's units, None for the policy's own [-1, 1].
+        high: upper bound, likewise.
+    """
+
+    kind: ActionKind
+    sizes: tuple[int, ...]
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"kind must be one of {', '.join(_KINDS)}, got {self.kind!r}")
+        if any(size < 1 for size in self.sizes) or (self.kind != "box" and not self.sizes):
+            raise ValueError(f"sizes must be positive, got {self.sizes!r}")
+
+    @property
+    def dim(self) -> int:
+        """Width A of the representation: one-hots are concatenated, a box is flattened."""
+        return sum(self.sizes) if self.kind == "multidiscrete" else prod(self.sizes)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether an action is a single choice, represented by one one-hot vector."""
+        return self.kind == "discrete"
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One array of an observation: its shape without batch and time, and the name of its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def dim(self) -> int:
+        """Number of elements, 1 for a scalar."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ObsSpec(Mapping[str, ArraySpec]):
+    """The arrays of a dict observation by key, in the order of the space."""
+
+    arrays: dict[str, ArraySpec]
+
+    def __getitem__(self, key: str) -> ArraySpec:
+        return self.arrays[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    """Sizes as plain ints, from a number or any nesting of arrays."""
+    if hasattr(values, "ravel"):
+        values = values.ravel().tolist()
+    return tuple(int(v) for v in values) if isinstance(values, (tuple, list)) else (int(values),)
+
+
+def _action_spec(space: Any) -> ActionSpec | None:
+    """The spec of a single space by the name of its class or a base class; None if it is none of the four."""
+    names = {cls.__name__ for cls in type(space).__mro__}
+    if "Discrete" in names:
+        return ActionSpec("discrete", _ints(space.n))
+    if "MultiDiscrete" in names:
+        return ActionSpec("multidiscrete", _ints(space.nvec))
+    if "MultiBinary" in names:
+        return ActionSpec("multibinary", (prod(_ints(space.n)),))
+    if "Box" in names:
+        return ActionSpec("box", tuple(space.shape), float(space.low.min()), float(space.high.max()))
+    return None
+
+
+def _array_spec(value: Any) -> ArraySpec:
+    """One observation array from a spec, a plain shape or a space."""
+    if isinstance(value, ArraySpec):
+        return value
+    if isinstance(value, (tuple, list)):
+        return ArraySpec(_ints(value))
+    action = _action_spec(value)
+    if action is not None and action.kind in ("discrete", "multidiscrete"):
+        return ArraySpec((action.dim,))
+    if hasattr(value, "shape"):
+        return ArraySpec(tuple(value.shape), str(getattr(value, "dtype", "float32")))
+    raise TypeError(f"cannot tell the shape of {value!r}: give a shape like (3,), an ArraySpec or a space")
+
+
+def as_obs_spec(space: Any) -> ObsSpec:
+    """The spec of observations: of a Dict space, a mapping of key to shape, ArraySpec or space, or one array.
+
+    A space that is no mapping becomes the single key "observation".
+
+    Raises:
+        TypeError: if a shape cannot be told.
+    """
+    if isinstance(space, ObsSpec):
+        return space
+    entries = getattr(space, "spaces", space)
+    if isinstance(entries, Mapping):
+        return ObsSpec({str(key): _array_spec(value) for key, value in entries.items()})
+    return ObsSpec({"observation": _array_spec(space)})
+
+
+def as_action_spec(space: Any) -> ActionSpec:
+    """The spec of an action space (Discrete, MultiDiscrete, MultiBinary or Box, or already an ActionSpec).
+
+    Raises:
+        TypeError: for any other space.
+    """
+    if isinstance(space, ActionSpec):
+        return space
+    spec = _action_spec(space)
+    if spec is None:
+        raise TypeError(
+            f"cannot act in {space!r}: action spaces are Discrete, MultiDiscrete, MultiBinary or Box "
+            "(or an amago.nets.specs.ActionSpec)"
+        )
+    return spec
+
+
+def as_spec(space: Any) -> ActionSpec | ObsSpec:
+    """`as_obs_spec` for dict-like spaces, `as_action_spec` for all others."""
+    if isinstance(space, (ObsSpec, Mapping)) or isinstance(getattr(space, "spaces", None), Mapping):
+        return as_obs_spec(space)
+    return as_action_spec(space)
