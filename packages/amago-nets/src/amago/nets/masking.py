@@ -1,8 +1,8 @@
 """Which timesteps of a padded batch are real, and means that only count those.
 
 Encoders are called with observations alone (`tstep_encoder(obs=, rl2s=)`), yet a layer that keeps running
-statistics must not see padding. `timestep_mask` makes the batch's mask known to such layers for the length of a
-forward pass, so that user-defined encoders need no extra argument to be correct.
+statistics must not see padding. `timestep_mask` makes the batch's mask known to such layers for the length
+of a forward pass, so that user-defined encoders need no extra argument to be correct.
 
 Shapes: B batch, L timesteps, D features.
 """
@@ -36,15 +36,15 @@ def current_timestep_mask() -> Tensor | None:
 
 
 def mask_from_filler(x: Tensor, pad_value: float = MAGIC_PAD_VAL) -> Tensor:
-    """True where a timestep is real: padding holds `pad_value` in every feature. (B, L, D) -> bool (B, L, 1)."""
+    """True where a timestep is real, as padding holds `pad_value` everywhere. (B, L, D) -> bool (B, L, 1)."""
     return ~(x == pad_value).all(dim=-1, keepdim=True)
 
 
 def masked_avg(x: Tensor, mask: Tensor) -> Tensor:
     """The mean of `x` over the positions where `mask` (broadcastable to `x`) is True; 0 if there are none.
 
-    The count is increased by 1e-5 so that an empty mask gives 0 and not NaN. Masked positions may hold anything,
-    NaN included.
+    The count is increased by 1e-5 so that an empty mask gives 0 and not NaN. Masked positions may hold
+    anything, NaN included.
     """
     mask = mask.broadcast_to(x.shape)
     total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()

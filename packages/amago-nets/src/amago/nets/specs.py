@@ -22,8 +22,8 @@ class ActionSpec:
 
     Args:
         kind: "discrete" (one choice), "multidiscrete" (several), "multibinary" (bits) or "box" (numbers).
-        sizes: (n,) choices for discrete; the number of choices of each component for multidiscrete; (bits,) for
-            multibinary; the shape for box.
+        sizes: (n,) choices for discrete; the number of choices of each component for multidiscrete; (bits,)
+            for multibinary; the shape for box.
         low: lower bound of a box in the environment's units, None for the policy's own [-1, 1].
         high: upper bound, likewise.
     """
