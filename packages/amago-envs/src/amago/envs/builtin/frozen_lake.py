@@ -1,0 +1,190 @@
+"""MetaFrozenLake: k attempts at a frozen lake that is new in every episode.
+
+The holes are never observed, so an agent does better in later attempts only by remembering earlier ones:
+the smallest environment that shows in-context adaptation. Positions are plain integers and the lake is a flat
+list, because at this size one numpy call costs more than a whole step.
+"""
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+ICE, HOLE, GOAL = 0, 1, 2
+HOLE_CHANCE = 0.2
+RECOVER_PENALTY = -0.1
+SWAP_CHANCE, NOISY_READING_CHANCE, MELT_CHANCE = 1 / 2, 1 / 4, 1 / 3
+# stay, +row, -row, +column, -column
+MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+SWAPPED_MOVES = ((0, 0), (0, 1), (-1, 0), (1, 0), (0, -1))
+
+Lake = list[int]
+
+
+def has_path(lake: Lake, size: int) -> bool:
+    """Whether the goal (last cell) can be reached from the start (cell 0) without touching a hole."""
+    seen = {0}
+    frontier = [0]
+    while frontier:
+        row, column = divmod(frontier.pop(), size)
+        for d_row, d_column in MOVES[1:]:
+            next_row, next_column = row + d_row, column + d_column
+            if 0 <= next_row < size and 0 <= next_column < size:
+                cell = next_row * size + next_column
+                if cell not in seen and lake[cell] != HOLE:
+                    seen.add(cell)
+                    frontier.append(cell)
+    return size * size - 1 in seen
+
+
+def generate_lake(size: int, rng: np.random.Generator) -> Lake:
+    """A solvable lake, flat in row-major order, distributed as gymnasium's `generate_random_map(size)`.
+
+    Each cell is a hole with chance 0.2, except the start and the goal; unsolvable lakes are drawn again.
+    """
+    while True:
+        lake: Lake = [HOLE if u < HOLE_CHANCE else ICE for u in rng.random(size * size).tolist()]
+        lake[0] = ICE
+        lake[-1] = GOAL
+        if has_path(lake, size):
+            return lake
+
+
+class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
+    """k attempts to cross the same random lake; every reset draws a new one.
+
+    Observation, float32 (4,) in [0, 1]: row / size, column / size, 1 on the first step of an attempt,
+    attempt / k_episodes. Actions: 0 stays, 1 to 4 move by +row, -row, +column, -column. The goal gives 1 and
+    ends the attempt. The observation returned at an attempt's end is the start of the next one (its last
+    number still shows the attempt just ended), and `info` reports "Episode {i} Success", i from 0, under the
+    log prefix.
+
+    Args:
+        size: side of the square lake, at least 2.
+        k_episodes: attempts per lake; the episode terminates after the last.
+        hard_mode: half of the lakes swap +row and +column; a quarter of the position readings are off by up
+            to one cell in each coordinate; a third of the moves turn the cell left behind into a hole for
+            that attempt.
+        recover_mode: a hole costs 0.1 and the agent stays where it was; otherwise it ends the attempt with 0.
+        max_episode_steps: steps of one attempt; by default size², doubled in hard mode, divided by 1 -
+            slip_chance.
+        show_k_progress: False shows 0 in place of attempt / k_episodes.
+        slip_chance: chance in [0, 1) that a move becomes "stay".
+
+    Raises:
+        ValueError: for a size, count or chance out of its range.
+    """
+
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
+
+    def __init__(
+        self,
+        size: int,
+        k_episodes: int = 10,
+        hard_mode: bool = False,
+        recover_mode: bool = False,
+        max_episode_steps: int | None = None,
+        show_k_progress: bool = True,
+        slip_chance: float = 0.0,
+    ) -> None:
+        if size < 2:
+            raise ValueError(f"size must be at least 2 (a start and a goal), got {size}")
+        if k_episodes < 1:
+            raise ValueError(f"k_episodes must be at least 1, got {k_episodes}")
+        if not 0.0 <= slip_chance < 1.0:
+            raise ValueError(f"slip_chance must be in [0, 1), got {slip_chance}")
+        if max_episode_steps is None:
+            max_episode_steps = math.ceil(size * size * (2 if hard_mode else 1) / (1.0 - slip_chance))
+        if max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
+        self.size = size
+        self.k_episodes = k_episodes
+        self.hard_mode = hard_mode
+        self.recover_mode = recover_mode
+        self.max_episode_steps = max_episode_steps
+        self.show_k_progress = show_k_progress
+        self.slip_chance = slip_chance
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(len(MOVES))  # type: ignore[assignment]
+        self._success_keys = [f"{AMAGO_ENV_LOG_PREFIX} Episode {i} Success" for i in range(k_episodes)]
+        self._running = False
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Draws a new lake and starts its first attempt."""
+        super().reset(seed=seed)
+        rng = self.np_random
+        self._lake = generate_lake(self.size, rng)
+        self._moves = SWAPPED_MOVES if self.hard_mode and rng.random() < SWAP_CHANCE else MOVES
+        self._attempt = 0
+        self._running = True
+        return self.soft_reset(), {}
+
+    def soft_reset(self) -> npt.NDArray[np.float32]:
+        """Puts the agent back at the start of the same lake, refrozen; returns the observation there."""
+        self._row = self._column = 0
+        self._attempt_steps = 0
+        # only hard mode changes the lake during an attempt
+        self._now = self._lake.copy() if self.hard_mode else self._lake
+        return self.make_obs(True)
+
+    def make_obs(self, reset_signal: bool) -> npt.NDArray[np.float32]:
+        """The observation of the current state; in hard mode each call draws the reading's error anew."""
+        row, column, size = self._row, self._column, self.size
+        if self.hard_mode and self.np_random.random() < NOISY_READING_CHANCE:
+            d_row, d_column = self.np_random.integers(-1, 2, 2).tolist()
+            row = min(max(row + d_row, 0), size - 1)
+            column = min(max(column + d_column, 0), size - 1)
+        progress = self._attempt / self.k_episodes if self.show_k_progress else 0.0
+        return np.array((row / size, column / size, reset_signal, progress), np.float32)
+
+    def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """One move; see the class for what the observation shows when an attempt ends."""
+        if not self._running:
+            raise RuntimeError("MetaFrozenLake.step was called without a lake: call reset() first")
+        action = int(action)
+        if not 0 <= action < 5:
+            raise ValueError(f"action must be 0 (stay) or a move from 1 to 4, got {action}")
+        reward = self._move(action)
+        self._attempt_steps += 1
+        on_hole_or_goal = self._now[self._row * self.size + self._column] != ICE
+        if not on_hole_or_goal and self._attempt_steps < self.max_episode_steps:
+            return self.make_obs(False), reward, False, False, {}
+        info = {self._success_keys[self._attempt]: float(reward == 1.0)}
+        obs = self.soft_reset()
+        self._attempt += 1
+        self._running = self._attempt < self.k_episodes
+        return obs, reward, not self._running, False, info
+
+    def _move(self, action: int) -> float:
+        """Applies one action to the position and, in hard mode, to the lake; returns the reward."""
+        if action and self.slip_chance and self.np_random.random() < self.slip_chance:
+            action = 0
+        d_row, d_column = self._moves[action]
+        size = self.size
+        row = min(max(self._row + d_row, 0), size - 1)
+        column = min(max(self._column + d_column, 0), size - 1)
+        left, entered = self._row * size + self._column, row * size + column
+        if entered == left:
+            return 0.0
+        cell = self._now[entered]
+        if cell == HOLE and self.recover_mode:
+            return RECOVER_PENALTY
+        self._row, self._column = row, column
+        if self.hard_mode and self.np_random.random() < MELT_CHANCE:
+            self._now[left] = HOLE
+        return 1.0 if cell == GOAL else 0.0
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        """Prints the lake as text (S start, F ice, H hole, G goal, * agent) and returns that text."""
+        cells = ["FHG"[cell] for cell in self._now]
+        cells[0] = "S"
+        cells[self._row * self.size + self._column] = "*"
+        rows = ("".join(cells[i : i + self.size]) for i in range(0, len(cells), self.size))
+        text = "\n".join(rows)
+        print(text, end="\n\n")
+        return text
