@@ -1,0 +1,59 @@
+"""The ring cache of keys and values that step-by-step attention reads and writes.
+
+Shapes: B rows, W slots, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class RingCache:
+    """The last W keys and values of every row, each at slot `position % W`: nothing is ever shifted.
+
+    Args:
+        keys: (B, W, H, D).
+        values: (B, W, H, D).
+        lengths: (B,) int64, steps taken by each row since it was reset. The layers of a model may share this
+            tensor: `attention_step` does not move it, `advance` does.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        window: int,
+        n_heads: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> RingCache:
+        """A cache of `batch_size` rows and `window` slots with nothing in it."""
+        shape = (batch_size, window, n_heads, head_dim)
+        return cls(
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def window(self) -> int:
+        """W, the number of steps that are remembered."""
+        return self.keys.shape[1]
+
+    def advance(self) -> None:
+        """Count the step that was just written by `attention_step`."""
+        self.lengths += 1
+
+    def reset(self, rows: Tensor) -> None:
+        """Forget the given rows (indices or a bool mask (B,)): what their slots hold is never seen again."""
+        self.lengths[rows] = 0

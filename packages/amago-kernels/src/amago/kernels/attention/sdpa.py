@@ -1,0 +1,50 @@
+"""Attention by `torch.nn.functional.scaled_dot_product_attention`, which picks torch's own fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from amago.kernels.attention.reference import visible, zero_padding
+
+
+def unsupported(*_: Tensor, **options: Any) -> list[str]:
+    """Why the call cannot run: scores cannot be clipped or biased between product and softmax."""
+    reasons = []
+    if options["logit_clip"] is not None:
+        reasons.append("scaled_dot_product_attention cannot clip logits")
+    if options["sink"] and options["sink_bias"] != 0.0:
+        reasons.append("scaled_dot_product_attention cannot bias sinks")
+    return reasons
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    sink: int,
+    lengths: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    **_: object,
+) -> Tensor:
+    """The whole-sequence form; see `amago.kernels.attention`."""
+    if window is None and lengths is None:
+        mask = None
+    else:
+        mask = visible(q.shape[1], q.device, causal=causal, window=window, sink=sink, lengths=lengths)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        is_causal=causal and mask is None,
+        scale=scale,
+    ).transpose(1, 2)  # (B, L, H, D)
+    return out if lengths is None else zero_padding(out, lengths)

@@ -1,0 +1,96 @@
+"""Which implementation of an operation runs, and why another one cannot.
+
+An operation is a public function with several implementations ("backends"). `backend=None` or "auto" takes
+the first one that supports the call; a backend that is asked for by name runs or raises with the reasons why
+not: nothing falls back silently from an explicit request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Backend(str, Enum):
+    """The implementations by name; "eager" is the specification that the others are compared with."""
+
+    EAGER = "eager"
+    SDPA = "sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One backend of one operation.
+
+    Args:
+        backend: its name.
+        run: the implementation itself; takes what the operation takes.
+        unsupported: given the same arguments, the reasons why it cannot run them; none if it can.
+    """
+
+    backend: Backend
+    run: Callable[..., Any]
+    unsupported: Callable[..., list[str]]
+
+
+_preferred: ContextVar[Backend | None] = ContextVar("amago_kernels_backend", default=None)
+_operations: dict[str, list[Implementation]] = {}
+
+
+def register(operation: str, implementations: Sequence[Implementation]) -> None:
+    """Enter the implementations of an operation in the order in which "auto" tries them."""
+    _operations[operation] = list(implementations)
+
+
+def available_backends() -> dict[str, list[str]]:
+    """The backends of every operation, in the order in which "auto" tries them."""
+    return {name: [impl.backend.value for impl in impls] for name, impls in _operations.items()}
+
+
+@contextmanager
+def use_backend(backend: str | Backend) -> Iterator[None]:
+    """Within the context, calls that name no backend of their own use this one ("auto" to choose again)."""
+    token = _preferred.set(_parse(backend))
+    try:
+        yield
+    finally:
+        _preferred.reset(token)
+
+
+def _parse(backend: str | Backend | None) -> Backend | None:
+    """The backend of that name; None for None and "auto"."""
+    if backend is None or backend == "auto":
+        return None
+    try:
+        return Backend(backend)
+    except ValueError:
+        names = ", ".join(b.value for b in Backend)
+        raise ValueError(f"backend must be 'auto' or one of {names}, got {backend!r}") from None
+
+
+def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: Any) -> Implementation:
+    """The implementation that runs `operation` on these arguments.
+
+    Raises:
+        ValueError: if the backend that was asked for does not exist.
+        RuntimeError: if it cannot run the call; the message gives its reasons.
+    """
+    wanted = _parse(backend) or _preferred.get()
+    refusals = []
+    for impl in _operations[operation]:
+        if wanted is not None and impl.backend is not wanted:
+            continue
+        reasons = impl.unsupported(*args, **kwargs)
+        if not reasons:
+            return impl
+        refusals.append(f"{impl.backend.value}: {'; '.join(reasons)}")
+    if not refusals:
+        names = ", ".join(impl.backend.value for impl in _operations[operation])
+        raise RuntimeError(
+            f"{operation} has no backend {wanted.value if wanted else 'auto'!r}; it has {names}"
+        )
+    raise RuntimeError(f"no backend can run this call of {operation}: " + " | ".join(refusals))
