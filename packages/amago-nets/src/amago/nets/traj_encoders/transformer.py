@@ -1,0 +1,153 @@
+"""The Transformer as a trajectory encoder.
+
+Shapes: B batch, L sequence, W = max_seq_len.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+from torch import Tensor
+
+from amago.nets import transformer
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.utils import add_activation_log
+
+
+@register_traj_encoder("transformer")
+@gin.configurable(module="amago.nets.traj_encoders")
+class TformerTrajEncoder(TrajEncoder):
+    """A pre-norm, decoder-only Transformer over timestep embeddings.
+
+    Nothing within its window is forgotten: it only has to learn to look up what matters now.
+
+    Args:
+        tstep_dim: width of a timestep's embedding.
+        max_seq_len: W, the steps that a rollout sees at most, the current one included.
+        d_model: width of the residual stream and the output.
+        n_heads: attention heads, each of width d_model / n_heads.
+        d_ff: hidden width of the feed-forward networks.
+        n_layers: number of layers.
+        dropout_ff: dropout after each feed-forward network.
+        dropout_emb: dropout of the embedded input plus its position.
+        dropout_attn: dropout of the attention weights.
+        dropout_qkv: dropout of queries, keys and values.
+        activation: of the feed-forward networks.
+        norm: kind of normalisation (see `amago.nets.ff.Normalization`).
+        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
+        causal: a timestep sees only itself and those before it; rollouts are always causal.
+        sigma_reparam: SigmaReparam linear layers (Zhai et al. 2023).
+        normformer_norms: the additional norms of NormFormer (Shleifer et al. 2021).
+        head_scaling: NormFormer's learned factor per head.
+        attention_type: class of the self-attention, constructed with `causal` and `dropout`.
+
+    Raises:
+        ValueError: if d_model is no multiple of n_heads.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        n_heads: int = 8,
+        d_ff: int = 1024,
+        n_layers: int = 3,
+        dropout_ff: float = 0.05,
+        dropout_emb: float = 0.05,
+        dropout_attn: float = 0.00,
+        dropout_qkv: float = 0.00,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+        pos_emb: str = "fixed",
+        sigma_reparam: bool = True,
+        normformer_norms: bool = True,
+        head_scaling: bool = True,
+        attention_type: type[transformer.SelfAttention] = transformer.FlashAttention,
+        causal: bool = True,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        if d_model % n_heads:
+            raise ValueError(f"d_model must be a multiple of n_heads ({n_heads}), got {d_model}")
+        self.head_dim = d_model // n_heads
+        self.n_heads = n_heads
+        self.n_layers = n_layers
+        self.d_model = d_model
+
+        def make_layer() -> transformer.TransformerLayer:
+            return transformer.TransformerLayer(
+                attention_layer=transformer.AttentionLayer(
+                    self_attention=attention_type(causal=causal, dropout=dropout_attn),
+                    d_model=d_model,
+                    d_qkv=self.head_dim,
+                    n_heads=n_heads,
+                    dropout_qkv=dropout_qkv,
+                    head_scaling=head_scaling,
+                    sigma_reparam=sigma_reparam,
+                    use_rope=pos_emb == "rope",
+                ),
+                d_model=d_model,
+                d_ff=d_ff,
+                dropout_ff=dropout_ff,
+                activation=activation,
+                norm=norm,
+                sigma_reparam=sigma_reparam,
+                normformer_norms=normformer_norms,
+            )
+
+        self.tformer = transformer.Transformer(
+            inp_dim=tstep_dim,
+            d_model=d_model,
+            layers=[make_layer() for _ in range(n_layers)],
+            dropout_emb=dropout_emb,
+            norm=norm,
+            pos_emb=pos_emb,
+        )
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of the output."""
+        return self.d_model
+
+    def init_hidden_state(
+        self, batch_size: int, device: torch.device | str
+    ) -> transformer.TformerHiddenState:
+        """An empty cache for `batch_size` rows, in the dtype that attention will compute in (autocast's)."""
+        device = torch.device(device)
+        dtype = self.tformer.inp.weight.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+
+        def make_cache() -> transformer.Cache:
+            return transformer.Cache(
+                device, dtype, self.n_layers, batch_size, self.max_seq_len, self.n_heads, self.head_dim
+            )
+
+        seq_lens = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        return transformer.TformerHiddenState(make_cache(), make_cache(), seq_lens)
+
+    def reset_hidden_state(
+        self,
+        hidden_state: transformer.TformerHiddenState | None,
+        dones: Tensor | np.ndarray | Sequence[bool],
+    ) -> transformer.TformerHiddenState | None:
+        """Forget the rows whose episode ended; `dones` is one bool per row."""
+        if hidden_state is not None:
+            hidden_state.reset(dones)
+        return hidden_state
+
+    def forward(
+        self,
+        seq: Tensor,
+        time_idxs: Tensor,
+        hidden_state: transformer.TformerHiddenState | None = None,
+        log_dict: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, transformer.TformerHiddenState | None]:
+        """(B, L, tstep_dim) at steps (B, L, 1) of their episodes -> (B, L, d_model) and the hidden state."""
+        out, hidden_state = self.tformer(seq, time_idxs.squeeze(-1), hidden_state)
+        add_activation_log("traj_encoder", out, log_dict)
+        return out, hidden_state

@@ -1,0 +1,27 @@
+"""The Transformer and its parts.
+
+- `model`: `Transformer`; `layers`: `TransformerLayer`, `AttentionLayer`, `SigmaReparam`.
+- `attention`: the kinds of self-attention; `cache`: the hidden state of a rollout.
+- `positions`: fixed, learned and rotary position embeddings.
+"""
+
+from amago.nets.transformer.attention import FlashAttention, SelfAttention, VanillaAttention
+from amago.nets.transformer.cache import Cache, TformerHiddenState
+from amago.nets.transformer.layers import AttentionLayer, SigmaReparam, TransformerLayer
+from amago.nets.transformer.model import Transformer
+from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb, RotaryPosEmb
+
+__all__ = [
+    "AttentionLayer",
+    "Cache",
+    "FixedPosEmb",
+    "FlashAttention",
+    "LearnablePosEmb",
+    "RotaryPosEmb",
+    "SelfAttention",
+    "SigmaReparam",
+    "TformerHiddenState",
+    "Transformer",
+    "TransformerLayer",
+    "VanillaAttention",
+]

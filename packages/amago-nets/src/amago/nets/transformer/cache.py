@@ -1,0 +1,78 @@
+"""The Transformer's hidden state: ring caches of keys and values for all layers and rows.
+
+Shapes: B rows, W slots (the window), H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Keys or values of all layers: `cache[i]` is layer i's (B, W, H, D).
+
+    Args:
+        device: where it lives.
+        dtype: of its numbers.
+        layers: number of layers.
+        batch_size: B.
+        max_seq_len: W.
+        n_heads: H.
+        head_dim: D.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        layers: int,
+        batch_size: int,
+        max_seq_len: int,
+        n_heads: int,
+        head_dim: int,
+    ) -> None:
+        self.data = torch.zeros(
+            (layers, batch_size, max_seq_len, n_heads, head_dim), dtype=dtype, device=device
+        )
+
+    def __len__(self) -> int:
+        return self.data.shape[0]
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self.data[layer]
+
+
+class TformerHiddenState:
+    """What a Transformer remembers of its rows' episodes in a rollout.
+
+    Args:
+        key_cache: keys of all layers.
+        val_cache: values of all layers.
+        seq_lens: (B,) int64, steps that each row has taken since it was reset.
+    """
+
+    def __init__(self, key_cache: Cache, val_cache: Cache, seq_lens: Tensor) -> None:
+        if len(key_cache) != len(val_cache):
+            raise ValueError(
+                f"key_cache and val_cache must have as many layers, got {len(key_cache)} and {len(val_cache)}"
+            )
+        self.n_layers = len(key_cache)
+        self.key_cache = key_cache
+        self.val_cache = val_cache
+        self.seq_lens = seq_lens
+
+    def __getitem__(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys (B, W, H, D), values and the steps taken (B,), as `AttentionLayer` takes them."""
+        return self.key_cache[layer], self.val_cache[layer], self.seq_lens
+
+    def reset(self, idxs: Tensor | np.ndarray | Sequence[int] | Sequence[bool]) -> None:
+        """Forget the given rows: indices, or one bool per row."""
+        self.seq_lens[torch.as_tensor(idxs, device=self.seq_lens.device)] = 0
+
+    def update(self) -> None:
+        """Count the step that all layers have just written."""
+        self.seq_lens += 1

@@ -1,0 +1,194 @@
+"""The blocks of the Transformer: sigma-reparametrised linear layers, the attention layer, one whole layer.
+
+Shapes: B batch, L sequence, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amago.nets.activations import activation_switch
+from amago.nets.normalization import Normalization
+from amago.nets.transformer.attention import SelfAttention
+from amago.nets.transformer.positions import RotaryPosEmb
+
+
+@gin.configurable(module="amago.nets.transformer")
+class SigmaReparam(nn.Linear):
+    """A linear layer whose weight has a learned spectral norm: W * gamma / sigma(W) (Zhai et al. 2023, eq. 3).
+
+    sigma(W) = u^T W v is followed by one power iteration per training forward; its gradient flows through W
+    alone. It keeps attention from collapsing onto single positions.
+
+    Args:
+        d_in: input width.
+        d_out: output width.
+        bias: whether there is one.
+        fast_init: start from nn.Linear's weight and random u and v, without the singular value decomposition.
+    """
+
+    u: Tensor
+    v: Tensor
+
+    def __init__(self, d_in: int, d_out: int, bias: bool = True, fast_init: bool = False) -> None:
+        super().__init__(d_in, d_out, bias=bias)
+        self.gamma = nn.Parameter(torch.ones(1))
+        if fast_init:
+            u, v = F.normalize(torch.randn(d_out), dim=0), F.normalize(torch.randn(d_in), dim=0)
+        else:
+            nn.init.trunc_normal_(self.weight, std=0.02)
+            left, _, right = torch.linalg.svd(self.weight.detach(), full_matrices=False)
+            u, v = left[:, 0].clone(), right[0].clone()
+        self.register_buffer("u", u)
+        self.register_buffer("v", v)
+        self._divided: Tensor | None = None
+        self._divided_from: tuple[int, ...] = ()
+
+    def _power_iteration(self) -> None:
+        """Move u and v one step towards the leading singular vectors."""
+        with torch.no_grad():
+            self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
+            self.v.copy_(F.normalize(self.weight.T @ self.u, dim=0))
+
+    def _reparametrised(self) -> Tensor:
+        """W * gamma / sigma(W)."""
+        sigma = torch.einsum("i,ij,j->", self.u.clone(), self.weight, self.v.clone())
+        return self.weight * (self.gamma / sigma)
+
+    def _rollout_weight(self) -> Tensor:
+        """The reparametrised weight, divided once and kept until a parameter changes."""
+        parts = (self.weight, self.gamma, self.u, self.v)
+        versions = tuple(number for part in parts for number in (part.data_ptr(), part._version))
+        if self._divided is None or versions != self._divided_from:
+            self._divided = self._reparametrised().detach()
+            self._divided_from = versions
+        return self._divided
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_in) -> (..., d_out)."""
+        if self.training:
+            self._power_iteration()
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return F.linear(x, self._reparametrised(), self.bias)
+        return F.linear(x, self._rollout_weight(), self.bias)
+
+
+@gin.configurable(module="amago.nets.transformer")
+class AttentionLayer(nn.Module):
+    """Queries, keys and values from one projection, attention over them, and the projection back.
+
+    Args:
+        self_attention: the attention over packed (B, L, 3, H, D).
+        d_model: width of the residual stream.
+        d_qkv: width D of one head.
+        n_heads: number of heads H.
+        dropout_qkv: dropout of the packed queries, keys and values.
+        head_scaling: learn a factor per head (NormFormer, Shleifer et al. 2021, sec. 2.2).
+        sigma_reparam: SigmaReparam instead of plain linear projections.
+        use_rope: rotary positions on queries and keys.
+    """
+
+    def __init__(
+        self,
+        self_attention: SelfAttention,
+        d_model: int,
+        d_qkv: int,
+        n_heads: int,
+        dropout_qkv: float = 0.0,
+        head_scaling: bool = True,
+        sigma_reparam: bool = True,
+        use_rope: bool = False,
+    ) -> None:
+        super().__init__()
+        linear = SigmaReparam if sigma_reparam else nn.Linear
+        self.self_attention = self_attention
+        self.qkv_projection = linear(d_model, 3 * d_qkv * n_heads, bias=False)
+        self.dropout_qkv = nn.Dropout(dropout_qkv)
+        self.out_projection = linear(d_qkv * n_heads, d_model)
+        # Frozen at 1 without head scaling, so that the setting does not change the layout of saved weights.
+        self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
+        self.rope = RotaryPosEmb(d_qkv) if use_rope else None
+        self.n_heads = n_heads
+
+    def forward(
+        self,
+        sequence: Tensor,
+        key_cache: Tensor | None = None,
+        val_cache: Tensor | None = None,
+        cache_seqlens: Tensor | None = None,
+        pos_idxs: Tensor | None = None,
+    ) -> Tensor:
+        """(B, L, d_model) -> (B, L, d_model); with caches L is 1 and they are written in place."""
+        qkv = self.dropout_qkv(self.qkv_projection(sequence))
+        qkv = qkv.unflatten(-1, (3, self.n_heads, -1))  # (B, L, 3, H, D)
+        if self.rope is not None:
+            if pos_idxs is None:
+                raise ValueError("pos_idxs must be given (B, L) where the layer uses rotary positions")
+            qkv = self.rope(qkv, pos_idxs)
+        attended = self.self_attention(
+            qkv, key_cache=key_cache, val_cache=val_cache, cache_seqlens=cache_seqlens
+        )
+        out: Tensor = self.out_projection((self.head_scaler * attended).flatten(2))
+        return out
+
+
+@gin.configurable(module="amago.nets.transformer")
+class TransformerLayer(nn.Module):
+    """One pre-norm layer: attention, then a two-layer feed-forward network, each added to the residual stream.
+
+    Args:
+        attention_layer: the attention of the layer.
+        d_model: width of the residual stream.
+        d_ff: hidden width of the feed-forward network.
+        dropout_ff: dropout after the second feed-forward layer.
+        activation: of the feed-forward network.
+        norm: kind of normalisation (see `amago.nets.ff.Normalization`).
+        sigma_reparam: SigmaReparam instead of plain linear layers.
+        normformer_norms: normalise also after the attention and inside the feed-forward network.
+    """
+
+    def __init__(
+        self,
+        attention_layer: AttentionLayer,
+        d_model: int,
+        d_ff: int,
+        dropout_ff: float = 0.1,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+        sigma_reparam: bool = True,
+        normformer_norms: bool = True,
+    ) -> None:
+        super().__init__()
+        linear = SigmaReparam if sigma_reparam else nn.Linear
+        self.attention_layer = attention_layer
+        self.norm1 = Normalization(norm, d_model)
+        self.norm2 = Normalization(norm, d_model) if normformer_norms else nn.Identity()
+        self.norm3 = Normalization(norm, d_model)
+        self.norm4 = Normalization(norm, d_ff) if normformer_norms else nn.Identity()
+        self.ff1 = linear(d_model, d_ff)
+        self.ff2 = linear(d_ff, d_model)
+        self.dropout_ff = nn.Dropout(dropout_ff)
+        self.activation = activation_switch(activation)
+
+    def forward(
+        self,
+        self_seq: Tensor,
+        key_cache: Tensor | None = None,
+        val_cache: Tensor | None = None,
+        cache_seqlens: Tensor | None = None,
+        pos_idxs: Tensor | None = None,
+    ) -> Tensor:
+        """(B, L, d_model) -> (B, L, d_model)."""
+        attended = self.attention_layer(
+            self.norm1(self_seq),
+            key_cache=key_cache,
+            val_cache=val_cache,
+            cache_seqlens=cache_seqlens,
+            pos_idxs=pos_idxs,
+        )
+        self_seq = self_seq + self.norm2(attended)
+        hidden = self.norm4(self.activation(self.ff1(self.norm3(self_seq))))
+        return self_seq + self.dropout_ff(self.ff2(hidden))

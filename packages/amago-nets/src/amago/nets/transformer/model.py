@@ -1,0 +1,86 @@
+"""The Transformer itself: embedding, positions, layers, final norm; over sequences and step by step."""
+
+from __future__ import annotations
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago.nets.normalization import Normalization
+from amago.nets.transformer.cache import TformerHiddenState
+from amago.nets.transformer.layers import TransformerLayer
+from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb
+
+
+def _position_embedding(pos_emb: str, d_model: int) -> nn.Module | None:
+    """The embedding that is added to the input; None for rotary positions, which act inside the layers."""
+    if pos_emb == "fixed":
+        return FixedPosEmb(d_model)
+    if pos_emb in ("learned", "learnable"):
+        return LearnablePosEmb(d_model)
+    if pos_emb == "rope":
+        return None
+    raise ValueError(f"pos_emb must be 'fixed', 'learned' (or 'learnable') or 'rope', got {pos_emb!r}")
+
+
+@gin.configurable(module="amago.nets.transformer")
+class Transformer(nn.Module):
+    """A pre-norm decoder-only Transformer.
+
+    Args:
+        inp_dim: width of the input.
+        d_model: width of the residual stream and the output.
+        layers: the layers, in order.
+        dropout_emb: dropout of the embedded input plus its position.
+        norm: kind of the final normalisation.
+        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
+    """
+
+    def __init__(
+        self,
+        inp_dim: int,
+        d_model: int,
+        layers: list[TransformerLayer],
+        dropout_emb: float = 0.05,
+        norm: str = "layer",
+        pos_emb: str = "fixed",
+    ) -> None:
+        super().__init__()
+        self.position_embedding = _position_embedding(pos_emb, d_model)
+        self.inp = nn.Linear(inp_dim, d_model)
+        self.dropout = nn.Dropout(dropout_emb)
+        self.layers = nn.ModuleList(layers)
+        self.norm = Normalization(norm, d_model)
+        self.d_model = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of the output."""
+        return self.d_model
+
+    def forward(
+        self, seq: Tensor, pos_idxs: Tensor, hidden_state: TformerHiddenState | None = None
+    ) -> tuple[Tensor, TformerHiddenState | None]:
+        """Map (B, L, inp_dim) at positions (B, L) to (B, L, d_model).
+
+        With a hidden state the timesteps are appended to it one after the other.
+        """
+        if hidden_state is None:
+            return self._run(seq, pos_idxs, None), None
+        outs = []
+        for step in range(seq.shape[1]):
+            outs.append(self._run(seq[:, step : step + 1], pos_idxs[:, step : step + 1], hidden_state))
+            hidden_state.update()
+        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)), hidden_state
+
+    def _run(self, seq: Tensor, pos_idxs: Tensor, hidden_state: TformerHiddenState | None) -> Tensor:
+        """All layers over a sequence, or over one step with caches."""
+        x = self.inp(seq)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(pos_idxs)
+        x = self.dropout(x)
+        for i, layer in enumerate(self.layers):
+            keys, values, lengths = (None, None, None) if hidden_state is None else hidden_state[i]
+            x = layer(x, key_cache=keys, val_cache=values, cache_seqlens=lengths, pos_idxs=pos_idxs)
+        out: Tensor = self.norm(x)
+        return out
