@@ -1,0 +1,159 @@
+"""What environments report besides rewards, and the statistics over finished episodes.
+
+Any number in `info` whose key begins with `AMAGO_ENV_LOG_PREFIX` is logged as `Average {metric} in {env}`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+AMAGO_ENV_LOG_PREFIX = "AMAGO_LOG_METRIC"
+
+
+def extract_metrics(info: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics in an unbatched environment's `info`, by name without the prefix and outer spaces.
+
+    Raises:
+        TypeError: if a metric is not one number.
+    """
+    if not info:
+        return {}
+    return {
+        key[len(AMAGO_ENV_LOG_PREFIX) :].strip(): _as_number(key, value)
+        for key, value in info.items()
+        if isinstance(key, str) and key.startswith(AMAGO_ENV_LOG_PREFIX)
+    }
+
+
+def extract_batched_metrics(info: Mapping[str, Any], batched_envs: int) -> list[tuple[int, dict[str, float]]]:
+    """The metrics in a batched environment's `info`, as (row, {name: value}) for every row that has any.
+
+    A metric is an array of `batched_envs` numbers. As in gymnasium's vector environments, an array under the key
+    `_{key}` tells which rows it holds for; without one, rows that are NaN hold nothing. A single number holds for
+    every row.
+
+    Raises:
+        TypeError: if a metric is neither one number nor one per row.
+    """
+    if not info:
+        return []
+    rows: dict[int, dict[str, float]] = {}
+    for key, value in info.items():
+        if not isinstance(key, str) or not key.startswith(AMAGO_ENV_LOG_PREFIX):
+            continue
+        values = np.asarray(value)
+        if values.size == 1:
+            values = np.full(batched_envs, _as_number(key, value))
+        if values.size != batched_envs:
+            raise TypeError(
+                f"info[{key!r}] has shape {values.shape}; give one number per row, {batched_envs} of them"
+            )
+        present = np.asarray(info.get(f"_{key}", np.ones(batched_envs, dtype=np.bool_)), dtype=np.bool_)
+        for row, number in enumerate(values.reshape(-1)):
+            if present[row] and not np.isnan(number):
+                rows.setdefault(row, {})[key[len(AMAGO_ENV_LOG_PREFIX) :].strip()] = float(number)
+    return sorted(rows.items())
+
+
+def _as_number(key: str, value: Any) -> float:
+    try:
+        return float(np.asarray(value).item())
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"info[{key!r}] is {value!r}; a logged metric must be one number") from error
+
+
+class ReturnHistory:
+    """Returns of finished episodes, by environment name.
+
+    Args:
+        env_name: a name that is listed from the start, with no episode yet.
+    """
+
+    def __init__(self, env_name: str) -> None:
+        self.data: dict[str, list[float]] = {env_name: []}
+
+    def add_score(self, env_name: str, score: float) -> None:
+        """Adds the total return of one finished episode."""
+        self.data.setdefault(env_name, []).append(float(score))
+
+
+class SpecialMetricHistory:
+    """Metrics that environments report themselves, by environment name and metric.
+
+    Args:
+        env_name: a name that is listed from the start, with no metric yet.
+    """
+
+    def __init__(self, env_name: str) -> None:
+        self.data: dict[str, dict[str, list[float]]] = {env_name: {}}
+
+    def add_score(self, env_name: str, key: str, value: float) -> None:
+        """Adds one value of the metric `key`."""
+        self.data.setdefault(env_name, {}).setdefault(key, []).append(float(value))
+
+
+class EpisodeStats:
+    """Everything measured over finished episodes, from any number of environments.
+
+    `returns` and `lengths` map an environment's name to one number per finished episode, `specials` maps it to
+    reported metrics and their values.
+    """
+
+    def __init__(self) -> None:
+        self.returns: dict[str, list[float]] = {}
+        self.lengths: dict[str, list[int]] = {}
+        self.specials: dict[str, dict[str, list[float]]] = {}
+
+    @property
+    def episodes(self) -> int:
+        """The number of finished episodes."""
+        return sum(len(returns) for returns in self.returns.values())
+
+    def add_episode(self, env_name: str, total_return: float, length: int) -> None:
+        """Adds one finished episode: its undiscounted return and its number of steps."""
+        self.returns.setdefault(env_name, []).append(float(total_return))
+        self.lengths.setdefault(env_name, []).append(int(length))
+
+    def add_metrics(self, env_name: str, metrics: Mapping[str, float]) -> None:
+        """Adds what an environment reported in one step, as `extract_metrics` gives it."""
+        named = self.specials.setdefault(env_name, {})
+        for name, value in metrics.items():
+            named.setdefault(name, []).append(float(value))
+
+    def merge(self, other: "EpisodeStats") -> None:
+        """Adds the episodes and metrics of `other`."""
+        for env_name, returns in other.returns.items():
+            self.returns.setdefault(env_name, []).extend(returns)
+            self.lengths.setdefault(env_name, []).extend(other.lengths[env_name])
+        for env_name, named in other.specials.items():
+            for name, values in named.items():
+                self.specials.setdefault(env_name, {}).setdefault(name, []).extend(values)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.returns.clear()
+        self.lengths.clear()
+        self.specials.clear()
+
+    def to_metrics(self) -> dict[str, float]:
+        """The figures to log, by name.
+
+        `Average Total Return in {env}`, `Bottom Quintile Total Return in {env}` (the 20th percentile),
+        `Average {metric} in {env}`, and `Average Total Return (Across All Env Names)`, the unweighted mean of the
+        means. What has no finished episode has no entry.
+        """
+        metrics: dict[str, float] = {}
+        means: list[float] = []
+        for env_name, returns in self.returns.items():
+            if returns:
+                means.append(float(np.mean(returns)))
+                metrics[f"Average Total Return in {env_name}"] = means[-1]
+                metrics[f"Bottom Quintile Total Return in {env_name}"] = float(np.percentile(returns, 20))
+        for env_name, named in self.specials.items():
+            for name, values in named.items():
+                if values:
+                    metrics[f"Average {name} in {env_name}"] = float(np.mean(values))
+        if means:
+            metrics["Average Total Return (Across All Env Names)"] = float(np.mean(means))
+        return metrics

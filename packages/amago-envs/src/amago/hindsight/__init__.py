@@ -1,0 +1,32 @@
+"""Trajectory data: timesteps, trajectories, relabelling, and the files in which trajectories are kept."""
+
+from amago.hindsight.relabel import NoOpRelabeler, Relabeler
+from amago.hindsight.storage import (
+    CorruptTrajectoryError,
+    PickledTrajectoryError,
+    load_slice,
+    load_trajectory,
+    parse_filename,
+    save_trajectory,
+    trajectory_filename,
+    trajectory_length,
+)
+from amago.hindsight.timestep import Timestep, split_batched_timestep
+from amago.hindsight.trajectory import FrozenTraj, Trajectory
+
+__all__ = [
+    "CorruptTrajectoryError",
+    "FrozenTraj",
+    "NoOpRelabeler",
+    "PickledTrajectoryError",
+    "Relabeler",
+    "Timestep",
+    "Trajectory",
+    "load_slice",
+    "load_trajectory",
+    "parse_filename",
+    "save_trajectory",
+    "split_batched_timestep",
+    "trajectory_filename",
+    "trajectory_length",
+]
