@@ -1,5 +1,104 @@
-"""AMAGO: the off-policy actor-critic for long sequences."""
+"""AMAGO: an off-policy actor-critic for long sequences, where memory is the agent.
+
+`amago` is a namespace that five distributions share; this file belongs to amago-runner.
+It joins the parts installed elsewhere to the package's path and loads its exports when they are first used,
+so that `import amago` costs next to nothing.
+"""
 
 import pkgutil
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amago import agent as agent
+    from amago import cli_utils as cli_utils
+    from amago import envs as envs
+    from amago import experiment as experiment
+    from amago import hindsight as hindsight
+    from amago import loading as loading
+    from amago import nets as nets
+    from amago import utils as utils
+    from amago.agent import Agent as Agent
+    from amago.agent import get_agent_cls as get_agent_cls
+    from amago.agent import list_registered_agents as list_registered_agents
+    from amago.agent import register_agent as register_agent
+    from amago.envs.exploration import ExplorationWrapper as ExplorationWrapper
+    from amago.envs.exploration import get_exploration_cls as get_exploration_cls
+    from amago.envs.exploration import list_registered_explorations as list_registered_explorations
+    from amago.envs.exploration import register_exploration as register_exploration
+    from amago.experiment import Experiment as Experiment
+    from amago.nets.traj_encoders import TrajEncoder as TrajEncoder
+    from amago.nets.traj_encoders import get_traj_encoder_cls as get_traj_encoder_cls
+    from amago.nets.traj_encoders import list_registered_traj_encoders as list_registered_traj_encoders
+    from amago.nets.traj_encoders import register_traj_encoder as register_traj_encoder
+    from amago.nets.tstep_encoders import TstepEncoder as TstepEncoder
+    from amago.nets.tstep_encoders import get_tstep_encoder_cls as get_tstep_encoder_cls
+    from amago.nets.tstep_encoders import list_registered_tstep_encoders as list_registered_tstep_encoders
+    from amago.nets.tstep_encoders import register_tstep_encoder as register_tstep_encoder
 
 __path__ = pkgutil.extend_path(__path__, __name__)
+
+_SUBMODULES = ("agent", "cli_utils", "envs", "experiment", "hindsight", "loading", "nets", "utils")
+_EXPORTS = {
+    "amago.agent": ("Agent", "get_agent_cls", "list_registered_agents", "register_agent"),
+    "amago.envs.exploration": (
+        "ExplorationWrapper",
+        "get_exploration_cls",
+        "list_registered_explorations",
+        "register_exploration",
+    ),
+    "amago.experiment": ("Experiment",),
+    "amago.nets.traj_encoders": (
+        "TrajEncoder",
+        "get_traj_encoder_cls",
+        "list_registered_traj_encoders",
+        "register_traj_encoder",
+    ),
+    "amago.nets.tstep_encoders": (
+        "TstepEncoder",
+        "get_tstep_encoder_cls",
+        "list_registered_tstep_encoders",
+        "register_tstep_encoder",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = [
+    *_SUBMODULES,
+    *_MODULE_OF,
+]
+
+
+def _refuse_a_second_amago() -> None:
+    """Raises ImportError if a distribution called "amago" is installed beside ours.
+
+    Both write `amago/__init__.py` and the modules below it, so whichever came last would win file by file.
+    """
+    try:
+        other = distribution("amago")
+    except PackageNotFoundError:
+        return
+    raise ImportError(
+        f"the distribution 'amago' {other.version} is installed beside 'amago-runner'; both provide the package "
+        "'amago' and overwrite each other's files. Keep one: `pip uninstall -y amago`, then reinstall what it "
+        "removed with `pip install --force-reinstall --no-deps amago-kernels amago-nets amago-envs "
+        "amago-agents amago-runner`."
+    )
+
+
+_refuse_a_second_amago()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"amago.{name}")
+    if name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'amago' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

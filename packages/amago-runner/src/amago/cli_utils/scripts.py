@@ -1,0 +1,174 @@
+"""Common options of training scripts, the Experiment that they describe, and its asynchronous modes."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from amago.agent import BaseAgent
+from amago.envs import AMAGOEnv
+from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
+from amago.experiment.experiment import Experiment
+from amago.experiment.gin_bindings import nearest
+from amago.loading import DiskTrajDataset, RLDataset
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+
+MODES = ("both", "collect", "learn")
+
+
+def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
+    """Adds the options that most training scripts share; returns the parser.
+
+    `create_experiment_from_cli` reads those that describe an Experiment. The script itself applies `--configs`
+    (to `use_config`), `--trials` (a loop), `--ckpt` (`Experiment.load_checkpoint`) and `--mode`
+    (`switch_async_mode`).
+    """
+    basic = parser.add_argument_group("run")
+    basic.add_argument("--run_name", type=str, required=True, help="name of the run's folder, and on wandb")
+    basic.add_argument("--buffer_dir", type=str, required=True, help="folder of replay buffers and checkpoints")
+    basic.add_argument("--configs", type=str, nargs="*", default=None, help="gin files, applied left to right")
+    basic.add_argument("--trials", type=int, default=1, help="how often the script repeats the run")
+    basic.add_argument("--ckpt", type=int, default=None, help="epoch whose checkpoint to start from")
+    basic.add_argument("--no_log", action="store_true", help="do not log to wandb")
+    basic.add_argument("--seed", type=int, default=None, help="fixes every random number of the run")
+    basic.add_argument("--resume", action=BooleanOptionalAction, default=False, help="continue a killed run")
+
+    model = parser.add_argument_group("model")
+    model.add_argument("--agent_type", type=str, default="agent", help="name of a registered agent")
+    model.add_argument("--traj_encoder", type=str, default="transformer", help="name of a trajectory encoder")
+    model.add_argument("--memory_size", type=int, default=256, help="width of the trajectory encoder")
+    model.add_argument("--memory_layers", type=int, default=3, help="layers of the trajectory encoder")
+
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--epochs", type=int, default=1000)
+    learning.add_argument("--batches_per_epoch", type=int, default=1000, help="training batches per epoch")
+    learning.add_argument("--batch_size", type=int, default=24, help="sequences per batch and process")
+    learning.add_argument("--start_learning_at_epoch", type=int, default=0)
+    learning.add_argument("--mixed_precision", choices=("no", "bf16"), default="no")
+    learning.add_argument("--dloader_workers", type=int, default=8, help="processes that read the buffer")
+    learning.add_argument("--dset_max_size", type=int, default=20_000, help="trajectories kept in the buffer")
+    learning.add_argument("--ckpt_interval", type=int, default=50, help="epochs between checkpoints")
+
+    rollouts = parser.add_argument_group("rollouts")
+    rollouts.add_argument("--env_mode", choices=("async", "sync", "already_vectorized"), default="async")
+    rollouts.add_argument("--parallel_actors", type=int, default=12)
+    rollouts.add_argument("--timesteps_per_epoch", type=int, default=1000, help="steps per actor and epoch")
+    rollouts.add_argument("--val_interval", type=int, default=20, help="epochs between evaluations")
+    rollouts.add_argument("--mode", choices=MODES, default="both", help="collect, learn, or both in turn")
+    return parser
+
+
+def create_experiment_from_cli(
+    command_line_args: Namespace,
+    make_train_env: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]],
+    make_val_env: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]],
+    max_seq_len: int,
+    group_name: str,
+    run_name: str,
+    agent_type: type[BaseAgent],
+    tstep_encoder_type: type[TstepEncoder],
+    traj_encoder_type: type[TrajEncoder],
+    traj_save_len: int | float | None = None,
+    exploration_wrapper_type: type[ExplorationWrapper] | None = EpsilonGreedy,
+    experiment_type: type[Experiment] = Experiment,
+    dataset: RLDataset | None = None,
+    **extra_experiment_kwargs: Any,
+) -> Experiment:
+    """Builds the Experiment that the options of `add_common_cli` describe.
+
+    Checkpoints and, unless a dataset is given, the replay buffer `{buffer_dir}/{run_name}` lie under
+    `--buffer_dir`. `run_name` wins over `--run_name`, so that a script can number its trials.
+
+    Args:
+        command_line_args: what `parser.parse_args()` returned.
+        max_seq_len: length of training sequences in transitions.
+        group_name: group of the run on wandb.
+        traj_save_len: steps after which a trajectory is written; None leaves the Experiment's default.
+        experiment_type: Experiment or a subclass.
+        dataset: where data goes and comes from; None makes a DiskTrajDataset.
+        extra_experiment_kwargs: further arguments of the Experiment; they win over the options.
+    """
+    cli = command_line_args
+    if dataset is None:
+        dataset = DiskTrajDataset(dset_root=cli.buffer_dir, dset_name=run_name, dset_max_size=cli.dset_max_size)
+    arguments: dict[str, Any] = {
+        "run_name": run_name,
+        "ckpt_base_dir": cli.buffer_dir,
+        "max_seq_len": max_seq_len,
+        "dataset": dataset,
+        "make_train_env": make_train_env,
+        "make_val_env": make_val_env,
+        "agent_type": agent_type,
+        "tstep_encoder_type": tstep_encoder_type,
+        "traj_encoder_type": traj_encoder_type,
+        "exploration_wrapper_type": exploration_wrapper_type,
+        "env_mode": cli.env_mode,
+        "parallel_actors": cli.parallel_actors,
+        "log_to_wandb": not cli.no_log,
+        "wandb_group_name": group_name,
+        "epochs": cli.epochs,
+        "batch_size": cli.batch_size,
+        "train_batches_per_epoch": cli.batches_per_epoch,
+        "train_timesteps_per_epoch": cli.timesteps_per_epoch,
+        "val_interval": cli.val_interval,
+        "ckpt_interval": cli.ckpt_interval,
+        "start_learning_at_epoch": cli.start_learning_at_epoch,
+        "dloader_workers": cli.dloader_workers,
+        "mixed_precision": cli.mixed_precision,
+        "seed": cli.seed,
+        "resume": cli.resume,
+    }
+    if traj_save_len is not None:
+        arguments["traj_save_len"] = traj_save_len
+    return experiment_type(**{**arguments, **extra_experiment_kwargs})
+
+
+def make_experiment_learn_only(experiment: Experiment) -> Experiment:
+    """Settings of a process that only trains, on what others collect: no rollouts, latest policy always saved.
+
+    It waits without limit until the dataset is ready.
+    """
+    experiment.start_collecting_at_epoch = math.inf
+    experiment.train_timesteps_per_epoch = 0
+    experiment.val_interval = None
+    experiment.always_save_latest = True
+    experiment.always_load_latest = False
+    experiment.has_dset_edit_rights = True
+    experiment.data_timeout = math.inf
+    return experiment
+
+
+def make_experiment_collect_only(experiment: Experiment) -> Experiment:
+    """Settings of a process that only collects, with the latest policy that a learner wrote, until stopped."""
+    experiment.start_learning_at_epoch = math.inf
+    experiment.start_collecting_at_epoch = 0
+    experiment.epochs = math.inf
+    experiment.ckpt_interval = None
+    experiment.always_save_latest = False
+    experiment.always_load_latest = True
+    experiment.has_dset_edit_rights = False
+    return experiment
+
+
+def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
+    """Makes an Experiment that is not started yet a collector, a learner or (unchanged) both.
+
+    Args:
+        mode: "collect", "learn" or "both".
+
+    Raises:
+        ValueError: another mode, or an Experiment that is started already.
+    """
+    if mode not in MODES:
+        hint = nearest(mode, list(MODES)) or "'learn' trains, 'collect' gathers data, 'both' does both in turn"
+        raise ValueError(f"mode is {mode!r}, must be one of {', '.join(map(repr, MODES))}: {hint}")
+    if experiment.started:
+        raise ValueError(f"the experiment {experiment.run_name!r} is started: switch its mode before start()")
+    if mode == "learn":
+        return make_experiment_learn_only(experiment)
+    if mode == "collect":
+        return make_experiment_collect_only(experiment)
+    return experiment
