@@ -1,0 +1,70 @@
+"""Activation functions by name, and a learnable one."""
+
+import difflib
+
+import gin
+import torch
+from torch import Tensor, nn
+
+# A rational function of degrees 5 and 4 that is nearly a leaky ReLU; Molina et al. 2020, "Padé Activation
+# Units", publish these starting points.
+_NUMERATOR = (
+    0.029792778657264946,
+    0.6183735264987601,
+    2.323309062531321,
+    3.051936237265109,
+    1.4854203263828845,
+    0.2510244961111299,
+)
+_DENOMINATOR = (-1.1419548357285474, 4.393159974992486, 0.8714712309957245, 0.34719662339598834)
+
+
+@gin.configurable(module="amago.nets.utils")
+class SlowAdaptiveRational(nn.Module):
+    """A learnable activation: P(x) / (1 + Σ |q_i x^i|), which starts close to a leaky ReLU.
+
+    Delfosse et al. 2021, "Adaptive Rational Activations to Boost Deep Reinforcement Learning". Written in
+    plain tensor operations, hence slower than the fixed activations.
+
+    Args:
+        trainable: whether the ten coefficients are learned.
+    """
+
+    def __init__(self, trainable: bool = True) -> None:
+        super().__init__()
+        self.numerator = nn.Parameter(torch.tensor(_NUMERATOR), requires_grad=trainable)
+        self.denominator = nn.Parameter(torch.tensor(_DENOMINATOR), requires_grad=trainable)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation of each element of `x`, any shape."""
+        top = torch.zeros_like(x)
+        for coefficient in self.numerator.flip(0):
+            top = top * x + coefficient
+        bottom = torch.ones_like(x)
+        power = torch.ones_like(x)
+        for coefficient in self.denominator:
+            power = power * x
+            bottom = bottom + (coefficient * power).abs()
+        return top / bottom
+
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "mish": nn.Mish,
+    "adaptive": SlowAdaptiveRational,
+}
+
+
+def activation_switch(activation: str) -> nn.Module:
+    """A new activation module: "leaky_relu", "relu", "gelu", "mish" or "adaptive" (learnable).
+
+    Raises:
+        ValueError: for another name; suggests the nearest.
+    """
+    if activation not in _ACTIVATIONS:
+        near = difflib.get_close_matches(str(activation), _ACTIVATIONS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown activation {activation!r}: {hint}choose from {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[activation]()

@@ -1,0 +1,103 @@
+"""Feed-forward building blocks.
+
+`Normalization` and `SimNorm` are re-exported here, where user code imports them from.
+
+Shapes: all modules act on the last axis of (..., D).
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from amago.nets.activations import activation_switch
+from amago.nets.normalization import Normalization, SimNorm
+
+__all__ = ["MLP", "FFBlock", "Normalization", "SimNorm"]
+
+LayerType = Callable[[int, int], nn.Module]
+
+
+class FFBlock(nn.Module):
+    """A residual block: x + activation(norm2(ff2(dropout(activation(norm1(ff1(x))))))).
+
+    Dropout follows both activations.
+
+    Args:
+        d_model: width of input and output.
+        d_ff: width of the hidden layer.
+        dropout: probability of dropping a hidden activation.
+        activation: see `activation_switch`.
+        norm: see `Normalization`.
+        layer_type: makes the two layers, called with (inputs, outputs).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        dropout: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str | None = None,
+        layer_type: LayerType = nn.Linear,
+    ) -> None:
+        super().__init__()
+        self.ff1 = layer_type(d_model, d_ff)
+        self.norm1 = Normalization(norm, d_ff)
+        self.ff2 = layer_type(d_ff, d_model)
+        self.norm2 = Normalization(norm, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.activation = activation_switch(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) to the same shape."""
+        hidden = self.dropout(self.activation(self.norm1(self.ff1(x))))
+        out: Tensor = x + self.dropout(self.activation(self.norm2(self.ff2(hidden))))
+        return out
+
+
+class MLP(nn.Module):
+    """A multi-layer perceptron: `n_layers` hidden layers of linear, norm, activation, dropout, then a linear.
+
+    Args:
+        d_inp: width of the input.
+        d_hidden: width of each hidden layer.
+        n_layers: number of hidden layers, at least 1.
+        d_output: width of the output.
+        activation: see `activation_switch`.
+        normalization: see `Normalization`.
+        dropout_p: probability of dropping a hidden activation.
+        layer_type: makes each layer, called with (inputs, outputs).
+
+    Raises:
+        ValueError: if there is no hidden layer.
+    """
+
+    def __init__(
+        self,
+        d_inp: int,
+        d_hidden: int,
+        n_layers: int,
+        d_output: int,
+        activation: str = "leaky_relu",
+        normalization: str | None = None,
+        dropout_p: float = 0.0,
+        layer_type: LayerType = nn.Linear,
+    ) -> None:
+        super().__init__()
+        if n_layers < 1:
+            raise ValueError(f"n_layers must be at least 1, got {n_layers!r}; for a linear map use nn.Linear")
+        self.in_layer = layer_type(d_inp, d_hidden)
+        self.in_norm = Normalization(normalization, d_hidden)
+        self.layers = nn.ModuleList(layer_type(d_hidden, d_hidden) for _ in range(n_layers - 1))
+        self.norms = nn.ModuleList(Normalization(normalization, d_hidden) for _ in range(n_layers - 1))
+        self.out_layer = layer_type(d_hidden, d_output)
+        self.dropout = nn.Dropout(dropout_p)
+        self.activation = activation_switch(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_inp) to (..., d_output)."""
+        x = self.dropout(self.activation(self.in_norm(self.in_layer(x))))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = self.dropout(self.activation(norm(layer(x))))
+        out: Tensor = self.out_layer(x)
+        return out

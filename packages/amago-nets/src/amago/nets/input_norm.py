@@ -1,0 +1,112 @@
+"""Running standardisation of network inputs, whatever their units.
+
+Statistics are exponential averages with a correction for their start, so that the first batch already counts
+for about a half (β_t = β / (1 − (1 − β)^t), t from 2 on). They only ever see real, finite timesteps:
+padding is known from `masking.current_timestep_mask()`, or else from its filler; a timestep with a non-finite
+feature is left out; a batch without any real timestep changes nothing. With several processes the sums of
+all of them are added up, so that every process holds the same statistics.
+
+Shapes: `val` is (B, L, D), or any (..., D).
+"""
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago.nets.distributed import sum_over_ranks
+from amago.nets.masking import current_timestep_mask, mask_from_filler
+
+_EPS = 1e-5
+_SIGMA_FLOOR = 0.01
+_OUTPUT_LIMIT = 1e4
+
+
+@gin.configurable(module="amago.nets.utils", denylist=["skip"])
+class InputNorm(nn.Module):
+    """Standardises features by running mean and standard deviation.
+
+    `forward` only normalises; call `update_stats` first on training batches.
+
+    Args:
+        dim: number D of features.
+        beta: step of the running averages once they are settled, in (0, 1).
+        init_nu: initial mean of squares.
+        skip: leave inputs as they are (statistics can still be updated).
+
+    Raises:
+        ValueError: if `dim` or `beta` is out of range.
+    """
+
+    mu: Tensor
+    nu: Tensor
+    _t: Tensor
+
+    def __init__(self, dim: int, beta: float = 1e-4, init_nu: float = 1.0, skip: bool = False) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim!r}")
+        if not 0.0 < beta < 1.0:
+            raise ValueError(f"beta must be between 0 and 1, got {beta!r}")
+        self.beta = beta
+        self.skip = skip
+        self.register_buffer("mu", torch.zeros(dim))
+        self.register_buffer("nu", torch.full((dim,), float(init_nu)))
+        self.register_buffer("_t", torch.ones(1))
+
+    @property
+    def sigma(self) -> Tensor:
+        """Standard deviation of each feature (D,)."""
+        return ((self.nu - self.mu.square()).clamp_min(0.0) + _EPS).sqrt()
+
+    def normalize_values(self, val: Tensor) -> Tensor:
+        """(val − μ) / σ, cut off at ±1e4; features with σ ≤ 0.01 are only centred."""
+        sigma = self.sigma
+        scale = torch.where(sigma > _SIGMA_FLOOR, sigma, torch.ones_like(sigma))
+        return ((val - self.mu) / scale).clamp(-_OUTPUT_LIMIT, _OUTPUT_LIMIT)
+
+    def denormalize_values(self, val: Tensor) -> Tensor:
+        """The inverse of `normalize_values` up to its cut-off."""
+        sigma = self.sigma
+        return val * torch.where(sigma > _SIGMA_FLOOR, sigma, torch.ones_like(sigma)) + self.mu
+
+    @torch.no_grad()
+    def update_stats(self, val: Tensor) -> None:
+        """Moves μ and the mean of squares towards those of the real, finite timesteps of `val`."""
+        val = val.float()
+        squares = val.square()
+        real = _real_timesteps(val) & squares.isfinite().all(dim=-1, keepdim=True)
+        zero = torch.zeros((), device=val.device)
+        rows = tuple(range(val.dim() - 1))
+        total = torch.where(real, val, zero).sum(rows)  # (D,)
+        total_squares = torch.where(real, squares, zero).sum(rows)  # (D,)
+        count = real.sum().to(total.dtype).reshape(1)
+        sums = sum_over_ranks(torch.cat([total, total_squares, count]))
+        total, total_squares, count = torch.split(sums, [len(total), len(total), 1])
+
+        t = self._t + 1.0
+        step = self.beta / (1.0 - (1.0 - self.beta) ** t)
+        mu = (1.0 - step) * self.mu + step * total / count.clamp_min(1.0)
+        nu = (1.0 - step) * self.nu + step * total_squares / count.clamp_min(1.0)
+        usable = (count > 0) & mu.isfinite().all() & nu.isfinite().all()  # (1,), decided on the device
+        self._t.copy_(torch.where(usable, t, self._t))
+        self.mu.copy_(torch.where(usable, mu, self.mu))
+        self.nu.copy_(torch.where(usable, nu, self.nu))
+
+    def forward(self, x: Tensor, denormalize: bool = False) -> Tensor:
+        """`normalize_values`, or `denormalize_values` if asked; `x` itself if `skip`."""
+        if self.skip:
+            return x
+        return self.denormalize_values(x) if denormalize else self.normalize_values(x)
+
+
+def _real_timesteps(val: Tensor) -> Tensor:
+    """Which rows of `val` (..., D) are real, bool (..., 1): from the batch's mask if it fits, else the filler."""
+    mask = current_timestep_mask()
+    if mask is None:
+        return mask_from_filler(val)
+    rows = val.shape[:-1]
+    if rows[: mask.dim() - 1] == mask.shape[:-1]:
+        return mask.reshape(mask.shape[:-1] + (1,) * (val.dim() - mask.dim() + 1)).expand(*rows, 1)
+    if mask.numel() == rows.numel():
+        return mask.reshape(*rows, 1)
+    return mask_from_filler(val)

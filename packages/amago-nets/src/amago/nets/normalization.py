@@ -1,0 +1,120 @@
+"""Normalisation layers by name.
+
+`Normalization(method, d_model)` acts on the last axis (..., d_model). The methods:
+
+| method | output |
+|---|---|
+| "none" or None | x |
+| "layer" | layer norm with weight and bias |
+| "rmsnorm" | weight · x / sqrt(mean(x²) + 1e-5) (Zhang and Sennrich 2019) |
+| "unitball" | x / (‖x‖ + 1e-5) |
+| "unitball-detach" | the same, the norm taken as a constant by the gradient |
+| "hypersphere" | sqrt(d_model) · x / ‖x‖ |
+| "simnorm" | softmax over groups of 8 (Lavoie et al. 2022; Hansen et al. 2024) |
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_EPS = 1e-5
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root mean square and multiplies by a learned scale."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) to the same shape."""
+        scaled: Tensor = self.scale * x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + _EPS)
+        return scaled
+
+
+class UnitBall(nn.Module):
+    """Divides each vector by its length; with `detach` the gradient takes the length as a constant."""
+
+    def __init__(self, detach: bool = False) -> None:
+        super().__init__()
+        self.detach = detach
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) to the same shape."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / ((length.detach() if self.detach else length) + _EPS)
+
+
+class Hypersphere(nn.Module):
+    """Puts each vector on the sphere of radius sqrt(d_model)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) to the same shape."""
+        return math.sqrt(x.shape[-1]) * F.normalize(x, dim=-1)
+
+
+@gin.configurable(module="amago.nets.ff")
+class SimNorm(nn.Module):
+    """Simplicial normalisation: a softmax within each group of `dim` neighbouring features.
+
+    Args:
+        dim: size of a group; the last axis must be a multiple of it.
+    """
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim!r}")
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) to the same shape; raises ValueError if d_model is no multiple of `dim`."""
+        if x.shape[-1] % self.dim:
+            raise ValueError(f"simnorm needs a multiple of dim={self.dim} features, got {x.shape[-1]}")
+        groups = x.unflatten(-1, (-1, self.dim))  # (..., d_model / dim, dim)
+        return torch.softmax(groups, dim=-1).flatten(-2)
+
+
+_METHODS: dict[str, Callable[[int], nn.Module]] = {
+    "none": lambda d_model: nn.Identity(),
+    "layer": nn.LayerNorm,
+    "rmsnorm": RMSNorm,
+    "unitball": lambda d_model: UnitBall(),
+    "unitball-detach": lambda d_model: UnitBall(detach=True),
+    "hypersphere": lambda d_model: Hypersphere(),
+    "simnorm": lambda d_model: SimNorm(),
+}
+
+
+class Normalization(nn.Module):
+    """A normalisation layer chosen by name; see the table at the top of this file.
+
+    Args:
+        method: name of the method, None for "none".
+        d_model: size of the last axis.
+
+    Raises:
+        ValueError: for an unknown method; suggests the nearest.
+    """
+
+    def __init__(self, method: str | None, d_model: int) -> None:
+        super().__init__()
+        name = "none" if method is None else method
+        if name not in _METHODS:
+            near = difflib.get_close_matches(str(name), _METHODS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown normalization {method!r}: {hint}choose from {', '.join(_METHODS)}")
+        self.norm = _METHODS[name](d_model)
+        if isinstance(self.norm, SimNorm) and d_model % self.norm.dim:
+            raise ValueError(f"simnorm needs d_model to be a multiple of {self.norm.dim}, got {d_model}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) to the same shape."""
+        normalized: Tensor = self.norm(x)
+        return normalized

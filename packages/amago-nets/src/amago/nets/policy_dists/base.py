@@ -1,0 +1,85 @@
+"""The interface of action distributions, and the two ways to keep a parameter positive.
+
+Shapes: `vec` is (..., input_dimension), usually (B, L, G, input_dimension): batch, timesteps, discounts.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Distribution
+
+
+class PolicyOutput(ABC):
+    """Turns an actor's output into a distribution over actions.
+
+    Args:
+        d_action: width A of the action representation (number of choices for discrete actions).
+
+    Raises:
+        ValueError: if `d_action` is not positive.
+    """
+
+    def __init__(self, d_action: int) -> None:
+        if d_action < 1:
+            raise ValueError(f"d_action must be at least 1, got {d_action!r}")
+        self.d_action = d_action
+
+    @property
+    @abstractmethod
+    def actions_differentiable(self) -> bool:
+        """Whether a sample carries a gradient into the policy, as the online actor loss needs."""
+
+    @property
+    @abstractmethod
+    def is_discrete(self) -> bool:
+        """Whether an action is one choice among `d_action`, so that the distribution is over indices."""
+
+    @property
+    @abstractmethod
+    def input_dimension(self) -> int:
+        """How many numbers per action vector `forward` expects in its last axis."""
+
+    def action_from_buffer(self, action: Tensor) -> Tensor:
+        """Recorded actions (..., A) as this distribution can judge them: clamped to [-1, 1]."""
+        return action.clamp(-1.0, 1.0)
+
+    @abstractmethod
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> Distribution:
+        """The distribution whose parameters are `vec` (..., input_dimension); `log_dict` collects metrics."""
+
+    def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> Distribution:
+        """`forward`, after a check of the width of `vec`."""
+        if vec.shape[-1] != self.input_dimension:
+            raise ValueError(
+                f"vec must end in {self.input_dimension} numbers for {type(self).__name__}"
+                f"(d_action={self.d_action}), got shape {tuple(vec.shape)}"
+            )
+        return self.forward(vec, log_dict=log_dict)
+
+
+def check_bounds(name: str, low: float, high: float | None) -> None:
+    """Raises ValueError unless 0 < low and low < high (if there is an upper bound)."""
+    if low <= 0.0 or (high is not None and high <= low):
+        raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
+    """Maps numbers into (low, high), evenly on a logarithmic scale: x = 0 gives the geometric mean.
+
+    exp(log low + (log high - log low) (tanh(x) + 1) / 2); smooth everywhere.
+    """
+    log_low, log_high = math.log(low), math.log(high)
+    return torch.exp(log_low + 0.5 * (log_high - log_low) * (torch.tanh(x) + 1.0))
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+def softplus_bounded_positive(x: Tensor, low: float, high: float | None = None) -> Tensor:
+    """Maps numbers to low + softplus(x), cut off at `high` if it is given."""
+    positive = F.softplus(x) + low
+    return positive if high is None else positive.clamp(max=high)

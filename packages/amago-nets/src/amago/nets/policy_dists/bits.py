@@ -1,0 +1,43 @@
+"""Independent bits: the distribution of MultiBinary actions."""
+
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Bernoulli
+
+from amago.nets.policy_dists.base import PolicyOutput
+
+
+class Bits(Bernoulli):
+    """Independent bits as numbers 0.0 and 1.0; `log_prob` judges a number as the bit that it is nearer to."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π per bit (..., A)."""
+        return F.logsigmoid(torch.where(value > 0.5, self.logits, -self.logits))
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+class Multibinary(PolicyOutput):
+    """A vector of `d_action` independent bits; `log_prob` is per bit (..., A)."""
+
+    @property
+    def actions_differentiable(self) -> bool:
+        """False: a sampled bit carries no gradient."""
+        return False
+
+    @property
+    def is_discrete(self) -> bool:
+        """False: an action is a vector, not an index."""
+        return False
+
+    @property
+    def input_dimension(self) -> int:
+        """One logit per bit."""
+        return self.d_action
+
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> Bits:
+        """The distribution over bits for logits (..., A)."""
+        return Bits(logits=vec.float())

@@ -1,0 +1,191 @@
+"""One choice among n actions: a categorical distribution kept away from certainty.
+
+A policy that is certain stops exploring, and log π of an action it excludes is -inf. Probabilities are
+therefore clipped to [clip_prob_low, clip_prob_high] and normalised. Two rules keep that harmless:
+
+- the values are those of the clipped distribution, the gradients those of the unclipped one (straight
+  through), so that an action that fell below the floor can come back;
+- the floor shrinks where there are many actions, so that together the floors leave nearly all of the mass to
+  the action that the policy prefers.
+
+Shapes: N is the number of choices.
+"""
+
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Categorical
+
+from amago.nets.policy_dists.base import PolicyOutput
+
+_MANY_ACTIONS_MASS = 10.0
+
+
+def effective_floor(low: float, num_actions: int) -> float:
+    """The floor that is used for N actions: `low`, but all floors together take at most 10/N of the mass.
+
+    The default of 0.001 holds up to 100 actions (together a tenth); 1,000 actions get 0.00001 each.
+    """
+    return min(low, _MANY_ACTIONS_MASS / num_actions**2)
+
+
+def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
+    """`value` in the forward pass, the gradient of `carrier` in the backward pass."""
+    return carrier + (value - carrier).detach()
+
+
+def clip_probs(probs: Tensor, low: float, high: float) -> Tensor:
+    """Probabilities (..., N) clipped to [low, high] and normalised, without regard to gradients."""
+    clipped = probs.clamp(low, high)
+    return clipped / clipped.sum(dim=-1, keepdim=True)
+
+
+class ClippedCategorical(Categorical):
+    """A categorical distribution with the values of clipped probabilities and the gradients of unclipped ones.
+
+    `probs` and `logits` (log-probabilities) both pass gradients straight through: d log π(a) / d vec is
+    one-hot(a) - softmax(vec), clipped or not. Only a probability that underflows to 0 in float32, some 87
+    below the largest logit, has none left.
+
+    Args:
+        vec: unnormalised log-probabilities (..., N).
+        low: floor of a probability, in [0, high).
+        high: ceiling of a probability, in (low, 1].
+    """
+
+    def __init__(
+        self, vec: Tensor, low: float = 0.0, high: float = 1.0, validate_args: bool | None = None
+    ) -> None:
+        softmax = torch.softmax(vec.float(), dim=-1)
+        clipped = clip_probs(softmax.detach(), low, high)
+        super().__init__(probs=straight_through(clipped, softmax), validate_args=validate_args)
+        tiny = torch.finfo(torch.float32).tiny
+        self.logits = straight_through(clipped.clamp_min(tiny).log(), softmax.clamp_min(tiny).log())
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
+        """A view with a larger batch shape; a plain Categorical that shares the clipped parameters."""
+        plain: Categorical = Categorical(probs=self.probs).expand(batch_shape, _instance)
+        plain.logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[-1:])
+        return plain
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+class Discrete(PolicyOutput):
+    """A choice among `d_action` actions; the distribution is over their indices.
+
+    Args:
+        d_action: number N of actions.
+        clip_prob_low: floor of each probability before normalising, see `effective_floor` for many actions.
+        clip_prob_high: ceiling of each probability before normalising.
+
+    Raises:
+        ValueError: unless 0 <= clip_prob_low < clip_prob_high <= 1.
+    """
+
+    def __init__(self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99) -> None:
+        super().__init__(d_action)
+        if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
+            raise ValueError(
+                "probability bounds must satisfy 0 <= clip_prob_low < clip_prob_high <= 1, "
+                f"got clip_prob_low={clip_prob_low!r}, clip_prob_high={clip_prob_high!r}"
+            )
+        self.clip_prob_low = clip_prob_low
+        self.clip_prob_high = clip_prob_high
+
+    @property
+    def actions_differentiable(self) -> bool:
+        """True: expectations over all actions, or `DiscreteLikeContinuous.rsample`, carry gradients."""
+        return True
+
+    @property
+    def is_discrete(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def input_dimension(self) -> int:
+        """One logit per action."""
+        return self.d_action
+
+    def clip_and_normalize(self, probs: Tensor) -> Tensor:
+        """Probabilities (..., N) clipped to the bounds and normalised; the gradient is that of `probs`."""
+        low = effective_floor(self.clip_prob_low, probs.shape[-1])
+        return straight_through(clip_probs(probs, low, self.clip_prob_high), probs)
+
+    def action_from_buffer(self, action: Tensor) -> Tensor:
+        """Recorded one-hot actions (..., N), clamped to [0, 1]."""
+        return action.clamp(0.0, 1.0)
+
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ClippedCategorical:
+        """The distribution over indices (...) for logits (..., N)."""
+        low = effective_floor(self.clip_prob_low, self.d_action)
+        return ClippedCategorical(vec, low, self.clip_prob_high)
+
+
+class DiscreteLikeContinuous:
+    """Lets a categorical distribution stand where vectors are expected: actions are one-hot vectors (..., N).
+
+    Args:
+        categorical: the distribution over indices.
+        gumbel_softmax_temperature: temperature of `rsample`'s relaxation; lower is closer to one-hot
+            gradients and noisier.
+
+    Raises:
+        ValueError: if the temperature is not positive.
+    """
+
+    def __init__(self, categorical: Categorical, gumbel_softmax_temperature: float = 0.5) -> None:
+        if gumbel_softmax_temperature <= 0.0:
+            raise ValueError(
+                f"gumbel_softmax_temperature must be positive, got {gumbel_softmax_temperature!r}"
+            )
+        self.dist = categorical
+        self.gumbel_softmax_temperature = gumbel_softmax_temperature
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities (..., N)."""
+        return self.dist.probs
+
+    @property
+    def logits(self) -> Tensor:
+        """Log-probabilities (..., N)."""
+        return self.dist.logits
+
+    @property
+    def mean(self) -> Tensor:
+        """The expected one-hot vector: the probabilities (..., N)."""
+        return self.dist.probs
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable action as a one-hot vector (..., N)."""
+        return self._one_hot(self.dist.probs.argmax(dim=-1))
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats (...)."""
+        entropy: Tensor = self.dist.entropy()
+        return entropy
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """log π of one-hot vectors (..., N), as (..., 1). Soft vectors count as their largest entry."""
+        logp: Tensor = self.dist.log_prob(action.argmax(dim=-1))  # (...)
+        return logp.unsqueeze(-1)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Random one-hot vectors (*sample_shape, ..., N), without gradient."""
+        return self._one_hot(self.dist.sample(*args, **kwargs))
+
+    def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        """Random one-hot vectors with the gradient of a Gumbel-softmax sample, straight through.
+
+        Jang et al. 2017, "Categorical Reparameterization with Gumbel-Softmax".
+        """
+        logits = self.dist.logits.expand(torch.Size(sample_shape) + self.dist.logits.shape)
+        return F.gumbel_softmax(logits, tau=self.gumbel_softmax_temperature, hard=True, dim=-1)
+
+    def _one_hot(self, index: Tensor) -> Tensor:
+        return F.one_hot(index, self.dist.probs.shape[-1]).to(self.dist.probs.dtype)

@@ -1,0 +1,227 @@
+"""Actions in [-1, 1] from normal distributions squashed by tanh: one normal, or a mixture of several.
+
+The density follows from the change of variables a = tanh(u): log π(a) = log N(u) - log(1 - tanh(u)²).
+
+Shapes: A action dimensions, M mixture components.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import e, log, pi
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal, constraints
+
+from amago.nets.policy_dists.base import (
+    PolicyOutput,
+    check_bounds,
+    softplus_bounded_positive,
+    tanh_bounded_positive,
+)
+from amago.nets.utils import add_activation_log
+
+StdActivation = Callable[..., Tensor]
+_ATANH_LIMIT = 1.0 - 1e-6
+
+
+def log_tanh_slope(u: Tensor) -> Tensor:
+    """log(1 - tanh(u)²), written so that it does not lose precision for large |u|."""
+    return 2.0 * (log(2.0) - u - F.softplus(-2.0 * u))
+
+
+@lru_cache(maxsize=1)
+def _gauss_hermite(nodes: int = 64) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for the mean of f(z), z ~ N(0, 1) (Golub and Welsch 1969); float64 (nodes,) each."""
+    off_diagonal = torch.arange(1, nodes, dtype=torch.float64).sqrt()
+    points, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
+    return points, vectors[0].square()
+
+
+class _Squashed(Distribution):
+    """tanh of a base distribution; actions are moved inside `clip` before they are judged."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - the name and type are torch's
+
+    def __init__(self, base: Distribution, clip: tuple[float, float]) -> None:
+        self.base = base
+        self.clip = clip
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """tanh of the base's mean: the action that is taken without sampling."""
+        return torch.tanh(self.base.mean)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Random actions in [-1, 1], (*sample_shape, ..., A)."""
+        with torch.no_grad():
+            return torch.tanh(self.base.sample(torch.Size(sample_shape)))
+
+    def _unsquash(self, action: Tensor) -> Tensor:
+        low, high = self.clip
+        return torch.atanh(action.clamp(low, high))
+
+
+class SquashedNormal(_Squashed):
+    """tanh(u) with u ~ N(loc, std), independently per dimension."""
+
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, std: Tensor, clip: tuple[float, float]) -> None:
+        self.loc = loc
+        self.std = std
+        super().__init__(Normal(loc, std), clip)
+
+    @property
+    def mode(self) -> Tensor:
+        """tanh(loc), as `mean`."""
+        return torch.tanh(self.loc)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Random actions with gradients into `loc` and `std`."""
+        return torch.tanh(self.base.rsample(torch.Size(sample_shape)))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π per dimension (..., A)."""
+        u = self._unsquash(value)
+        return self.base.log_prob(u) - log_tanh_slope(u)
+
+    def entropy(self) -> Tensor:
+        """Entropy per dimension in nats (..., A), by quadrature: H(u) + E[log(1 - tanh(u)²)]."""
+        points, weights = (x.to(self.loc) for x in _gauss_hermite())
+        slope = log_tanh_slope(self.loc.unsqueeze(-1) + self.std.unsqueeze(-1) * points)
+        return 0.5 * log(2.0 * pi * e) + self.std.log() + (slope * weights).sum(dim=-1)
+
+
+class SquashedMixture(_Squashed):
+    """tanh(u) with u from a mixture of diagonal normals; `log_prob` is joint, (..., 1)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π of the whole vector, (..., 1)."""
+        u = self._unsquash(value)
+        return (self.base.log_prob(u) - log_tanh_slope(u).sum(dim=-1)).unsqueeze(-1)
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+class TanhGaussian(PolicyOutput):
+    """A squashed normal per action dimension (Haarnoja et al. 2018, appendix C).
+
+    Args:
+        d_action: number A of action dimensions.
+        std_low: lowest standard deviation before squashing.
+        std_high: highest standard deviation before squashing.
+        std_activation: maps the network's output to (std_low, std_high), called with (x, low, high).
+        clip_actions_on_log_prob: actions are moved inside this interval before they are judged, because
+            the density is infinite or 0 at ±1.
+
+    Raises:
+        ValueError: if a pair of bounds is out of order.
+    """
+
+    def __init__(
+        self,
+        d_action: int,
+        std_low: float = 0.006737946999085467,
+        std_high: float = 7.38905609893065,
+        std_activation: StdActivation = tanh_bounded_positive,
+        clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
+    ) -> None:
+        super().__init__(d_action)
+        check_bounds("std", std_low, std_high)
+        self.std_low = std_low
+        self.std_high = std_high
+        self.std_activation = std_activation
+        self.clip_actions_on_log_prob = check_clip(clip_actions_on_log_prob)
+
+    @property
+    def actions_differentiable(self) -> bool:
+        """True, by reparametrisation."""
+        return True
+
+    @property
+    def is_discrete(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def input_dimension(self) -> int:
+        """A means, then A standard deviations."""
+        return 2 * self.d_action
+
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> SquashedNormal:
+        """The distribution over actions (..., A) for parameters (..., 2 A)."""
+        loc, raw_std = vec.float().chunk(2, dim=-1)
+        std = self.std_activation(raw_std, self.std_low, self.std_high)
+        add_activation_log("TanhGaussian std", std, log_dict)
+        return SquashedNormal(loc, std, self.clip_actions_on_log_prob)
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+class GMM(PolicyOutput):
+    """A squashed mixture of diagonal normals: several good actions at once, as offline data may show.
+
+    Args:
+        d_action: number A of action dimensions.
+        gmm_modes: number M of mixture components.
+        std_low: lowest standard deviation before squashing.
+        std_high: highest standard deviation, None for no limit.
+        std_activation: maps the network's output to a standard deviation, called with (x, low, high).
+
+    Raises:
+        ValueError: if there is no mode or the bounds are out of order.
+    """
+
+    def __init__(
+        self,
+        d_action: int,
+        gmm_modes: int = 5,
+        std_low: float = 1e-4,
+        std_high: float | None = None,
+        std_activation: StdActivation = softplus_bounded_positive,
+    ) -> None:
+        super().__init__(d_action)
+        check_bounds("std", std_low, std_high)
+        if gmm_modes < 1:
+            raise ValueError(f"gmm_modes must be at least 1, got {gmm_modes!r}")
+        self.gmm_modes = gmm_modes
+        self.std_low = std_low
+        self.std_high = std_high
+        self.std_activation = std_activation
+
+    @property
+    def actions_differentiable(self) -> bool:
+        """False: the choice of a component carries no gradient."""
+        return False
+
+    @property
+    def is_discrete(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def input_dimension(self) -> int:
+        """M x A means, M x A standard deviations, M logits of the components."""
+        return self.gmm_modes * (2 * self.d_action + 1)
+
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> SquashedMixture:
+        """The distribution over actions (..., A) for parameters (..., M (2 A + 1))."""
+        width = self.gmm_modes * self.d_action
+        loc, raw_std, logits = vec.float().split([width, width, self.gmm_modes], dim=-1)
+        shape = (*vec.shape[:-1], self.gmm_modes, self.d_action)
+        std = self.std_activation(raw_std, self.std_low, self.std_high)
+        add_activation_log("GMM std", std, log_dict)
+        components = Independent(Normal(loc.reshape(shape), std.reshape(shape)), 1)
+        mixture = MixtureSameFamily(Categorical(logits=logits), components)
+        return SquashedMixture(mixture, (-_ATANH_LIMIT, _ATANH_LIMIT))
+
+
+def check_clip(clip: tuple[float, float]) -> tuple[float, float]:
+    """The interval as a pair of floats; raises ValueError unless -1 < low < high < 1."""
+    low, high = float(clip[0]), float(clip[1])
+    if not -1.0 < low < high < 1.0:
+        raise ValueError(f"clip_actions_on_log_prob must satisfy -1 < low < high < 1, got {clip!r}")
+    return low, high

@@ -1,0 +1,135 @@
+"""Several choices at once: a product of categorical distributions over concatenated one-hot vectors.
+
+Shapes: K components of sizes n_1 ... n_K, A = n_1 + ... + n_K.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from amago.nets.policy_dists.base import PolicyOutput
+from amago.nets.policy_dists.discrete import Discrete, DiscreteLikeContinuous
+
+
+class ProductOfCategoricals(Distribution):
+    """Independent one-hot choices side by side: a distribution over vectors (..., A).
+
+    Args:
+        components: one distribution per choice, over one-hot vectors (..., n_k).
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - the name and type are torch's
+    has_rsample = True
+
+    def __init__(self, components: Sequence[DiscreteLikeContinuous]) -> None:
+        self.components = list(components)
+        self.sizes = [component.probs.shape[-1] for component in self.components]
+        batch_shape = self.components[0].probs.shape[:-1]
+        super().__init__(batch_shape, torch.Size([sum(self.sizes)]), validate_args=False)
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities of every choice, side by side (..., A)."""
+        return torch.cat([component.probs for component in self.components], dim=-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The expected vector: `probs`."""
+        return self.probs
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable choices as concatenated one-hots (..., A)."""
+        return torch.cat([component.mode for component in self.components], dim=-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats (...), the sum over components."""
+        return torch.stack([component.entropy() for component in self.components]).sum(dim=0)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π of concatenated one-hots (..., A) as (..., 1), the sum over components."""
+        parts = value.split(self.sizes, dim=-1)
+        logps = [component.log_prob(part) for component, part in zip(self.components, parts, strict=True)]
+        return torch.cat(logps, dim=-1).sum(dim=-1, keepdim=True)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Random choices as concatenated one-hots (*sample_shape, ..., A)."""
+        shape = torch.Size(sample_shape)
+        return torch.cat([component.sample(shape) for component in self.components], dim=-1)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Like `sample`, with straight-through Gumbel-softmax gradients in each component."""
+        return torch.cat([component.rsample(sample_shape) for component in self.components], dim=-1)
+
+
+@gin.configurable(module="amago.nets.policy_dists")
+class MultiDiscrete(PolicyOutput):
+    """A vector of K independent choices, represented by concatenated one-hots (..., A).
+
+    An actor builds its distribution from the action's width alone, so give it the sizes beforehand:
+
+        Actor(..., discrete=False, continuous_dist_type=MultiDiscrete.with_sizes((3, 5)))
+
+    Args:
+        d_action: width A, the sum of `sizes`.
+        sizes: number of choices of each component; None means a single component of `d_action` choices.
+        clip_prob_low: floor of each probability, as in `Discrete`, for each component.
+        clip_prob_high: ceiling of each probability, likewise.
+
+    Raises:
+        ValueError: if the sizes do not add up to `d_action` or one is not positive.
+    """
+
+    def __init__(
+        self,
+        d_action: int,
+        sizes: Sequence[int] | None = None,
+        clip_prob_low: float = 0.001,
+        clip_prob_high: float = 0.99,
+    ) -> None:
+        super().__init__(d_action)
+        self.sizes = (d_action,) if sizes is None else tuple(int(n) for n in sizes)
+        if sum(self.sizes) != d_action or min(self.sizes, default=0) < 1:
+            raise ValueError(f"sizes must be positive and add up to d_action={d_action}, got {sizes!r}")
+        self._parts = [
+            Discrete(n, clip_prob_low=clip_prob_low, clip_prob_high=clip_prob_high) for n in self.sizes
+        ]
+
+    @classmethod
+    def with_sizes(cls, sizes: Sequence[int]) -> Callable[..., "MultiDiscrete"]:
+        """A distribution type for actor heads: `cls` with its sizes filled in. It can be pickled."""
+        return partial(cls, sizes=tuple(int(n) for n in sizes))
+
+    @property
+    def actions_differentiable(self) -> bool:
+        """False: like bits, choices are learned from log-probabilities."""
+        return False
+
+    @property
+    def is_discrete(self) -> bool:
+        """False: an action is a vector, not an index."""
+        return False
+
+    @property
+    def input_dimension(self) -> int:
+        """One logit per choice of each component."""
+        return self.d_action
+
+    def action_from_buffer(self, action: Tensor) -> Tensor:
+        """Recorded concatenated one-hots (..., A), clamped to [0, 1]."""
+        return action.clamp(0.0, 1.0)
+
+    def to_indices(self, action: Tensor) -> Tensor:
+        """Concatenated one-hots (..., A) as the index of each choice, int64 (..., K)."""
+        return torch.stack([part.argmax(dim=-1) for part in action.split(self.sizes, dim=-1)], dim=-1)
+
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ProductOfCategoricals:
+        """The distribution over concatenated one-hots for logits (..., A)."""
+        logits = vec.split(self.sizes, dim=-1)
+        dists = [DiscreteLikeContinuous(part.forward(x)) for part, x in zip(self._parts, logits, strict=True)]
+        return ProductOfCategoricals(dists)
