@@ -1,0 +1,58 @@
+"""Environments: one wrapper for any gymnasium environment, exploration, vectorised stepping and recording.
+
+What is imported here needs numpy and gymnasium; suites of builtin environments are imported from
+`amago.envs.builtin` when they are used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from amago.envs.compat import check_gymnasium_version
+
+check_gymnasium_version(gymnasium.__version__)
+
+from amago.envs.amago_env import AMAGOEnv  # noqa: E402 (the version is checked before anything uses the library)
+from amago.envs.exploration import (  # noqa: E402
+    BilevelEpsilonGreedy,
+    EpsilonGreedy,
+    ExplorationWrapper,
+    get_exploration_cls,
+    list_registered_explorations,
+    register_exploration,
+)
+from amago.envs.metrics import (  # noqa: E402
+    AMAGO_ENV_LOG_PREFIX,
+    EpisodeStats,
+    ReturnHistory,
+    SpecialMetricHistory,
+)
+
+if TYPE_CHECKING:
+    from amago.envs.recorder import EnvCreator as EnvCreator
+    from amago.envs.recorder import SequenceWrapper as SequenceWrapper
+
+__all__ = [
+    "AMAGO_ENV_LOG_PREFIX",
+    "AMAGOEnv",
+    "BilevelEpsilonGreedy",
+    "EnvCreator",
+    "EpisodeStats",
+    "EpsilonGreedy",
+    "ExplorationWrapper",
+    "ReturnHistory",
+    "SequenceWrapper",
+    "SpecialMetricHistory",
+    "get_exploration_cls",
+    "list_registered_explorations",
+    "register_exploration",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The recorder is an adapter that few need, and it imports this package.
+    if name in ("EnvCreator", "SequenceWrapper"):
+        from amago.envs import recorder
+
+        return getattr(recorder, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,227 @@
+"""AMAGOEnv: the one form in which policies, exploration and recording meet any environment.
+
+It maps observations to a dict of arrays, actions to and from the policy's form, and returns `Timestep`s. Resets
+are left to the caller: an episode that ended is reset by the vector environment.
+
+E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action representation.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from amago.envs.action_codecs import make_action_codec
+from amago.envs.compat import ForwardingWrapper, find_owner
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
+from amago.envs.spaces import ObservationMapper
+from amago.hindsight.timestep import Array, Timestep
+
+if TYPE_CHECKING:
+    from amago.envs.recorder import EnvCreator as EnvCreator
+    from amago.envs.recorder import SequenceWrapper as SequenceWrapper
+
+__all__ = [
+    "AMAGO_ENV_LOG_PREFIX",
+    "AMAGOEnv",
+    "EnvCreator",
+    "ReturnHistory",
+    "SequenceWrapper",
+    "SpecialMetricHistory",
+]
+
+StepResult = tuple[
+    Timestep, npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+]
+
+
+class AMAGOEnv(ForwardingWrapper):
+    """Wraps a gymnasium environment for policies that see a dict of arrays, previous actions and rewards.
+
+    Args:
+        env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
+            those, unbounded Boxes, and any nesting of Dict and Tuple.
+        env_name: name for logs and files. None reads the attribute `env_name` of the environment (of any layer
+            of its wrappers), anew at each use because multi-task environments change it between resets; without
+            such an attribute the id that the environment was made from, or the name of its class.
+        batched_envs: E. More than 1 means that `env` itself steps that many environments: its spaces describe
+            one of them, and all it takes and returns has the leading axis E. It resets its environments itself,
+            and returns the first observation of the new episode in the step that ends one.
+
+    Attributes:
+        observation_space: Dict of Boxes, of one environment.
+        action_space: what policies act in: Discrete from 0, MultiDiscrete, MultiBinary or Box(-1, 1, (A,)).
+        rl2_space: Box of shape (1 + A,): previous reward, previous action.
+
+    Raises:
+        TypeError: if `env` is no gymnasium environment, or for spaces that are not supported.
+        ValueError: for an unbounded Box of actions, or `batched_envs` below 1.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], env_name: str | None = None, batched_envs: int = 1) -> None:
+        if not isinstance(env, gym.Env):
+            raise TypeError(
+                f"env is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; environments of the "
+                "older gym interface can be converted with the shimmy package"
+            )
+        if int(batched_envs) < 1:
+            raise ValueError(f"batched_envs is {batched_envs}; it counts environments and must be at least 1")
+        super().__init__(env)
+        self.batched_envs = int(batched_envs)
+        self._env_name = env_name
+        self._name_owner: Any | None = None
+        self._codec = make_action_codec(env.action_space, self.batched_envs)
+        self._map_obs = ObservationMapper(env.observation_space, self.batched_envs)
+        self._map_one_obs = ObservationMapper(env.observation_space, 1)
+        self.action_space = self._codec.policy_space
+        self.observation_space = self._map_obs.space
+        self.rl2_space = gym.spaces.Box(-np.inf, np.inf, (1 + self._codec.width,), np.float32)
+        self._time_idx: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)
+        # Subclasses may represent actions in their own way; only then is the action checked a second time.
+        self._own_action_rep = type(self).make_action_rep is not AMAGOEnv.make_action_rep
+
+    @property
+    def env_name(self) -> str:
+        """The current name, e.g. of the task that a multi-task environment plays in this episode."""
+        if self._env_name is not None:
+            return self._env_name
+        if self._name_owner is None:
+            self._name_owner = find_owner(self.env, "env_name")
+        if self._name_owner is not None:
+            return str(self._name_owner.env_name)
+        spec = self.env.spec
+        return spec.id if spec is not None else type(self.env.unwrapped).__name__
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        """Renders the environment; arguments are those of its own `render`."""
+        return self.env.render(*args, **kwargs)
+
+    def make_action_rep(self, action: Any) -> npt.NDArray[np.float32]:
+        """The representation (E, A) float32 of a policy action, as it is recorded and fed back to the policy.
+
+        Raises:
+            ValueError: if the action is outside of `action_space`.
+        """
+        return self._codec.represent(self._codec.check(action))
+
+    def inner_reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets the wrapped environment: `(observation, info)` in its own form. Made to be overridden."""
+        return self.env.reset(seed=seed, options=options)
+
+    def inner_step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps the wrapped environment; action and results in its own form. Made to be overridden."""
+        return self.env.step(action)
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Timestep, dict[str, Any]]:
+        """Starts an episode in every environment.
+
+        Args:
+            seed: seeds the environment; None goes on with its own random state.
+            options: passed on to the environment.
+
+        Returns:
+            The first timestep, with reward, action, time and terminal zero, and the environment's info.
+        """
+        obs, info = self.inner_reset(seed=seed, options=options)
+        num_envs = self.batched_envs
+        self._time_idx = np.zeros(num_envs, dtype=np.int64)
+        timestep = Timestep(
+            self._map_obs(obs),
+            np.zeros((num_envs, self._codec.width), dtype=np.float32),
+            np.zeros(num_envs, dtype=np.float32),
+            np.zeros(num_envs, dtype=np.int64),
+            np.zeros(num_envs, dtype=np.bool_),
+            num_envs,
+        )
+        return timestep, info
+
+    def step(self, action: Any) -> StepResult:  # type: ignore[override] # one value per environment, not one
+        """Takes one step.
+
+        Args:
+            action: in `action_space`, with a leading axis E: (E, 1) or (E,) for Discrete, else (E, K) or (E, A).
+
+        Returns:
+            `(timestep, reward (E,) float32, terminated (E,) bool, truncated (E,) bool, info)`. The timestep of a
+            batched environment carries the reward and time of the step that ended an episode; its
+            `create_reset_version` is where the next one begins.
+
+        Raises:
+            ValueError: if the action is outside of `action_space`, or the observation not what its space says.
+        """
+        codec = self._codec
+        checked = codec.check(action)
+        prev_action = self.make_action_rep(action) if self._own_action_rep else codec.represent(checked)
+        obs, raw_reward, raw_terminated, raw_truncated, info = self.inner_step(codec.to_env(checked))
+        num_envs = self.batched_envs
+        if num_envs == 1:
+            reward = np.empty(1, dtype=np.float32)
+            terminated = np.empty(1, dtype=np.bool_)
+            truncated = np.empty(1, dtype=np.bool_)
+            reward[0] = raw_reward
+            terminated[0] = raw_terminated
+            truncated[0] = raw_truncated
+            self._time_idx = time_idx = self._time_idx + 1
+        else:
+            reward = _row_values("reward", raw_reward, np.float32, num_envs)
+            terminated = _row_values("terminated", raw_terminated, np.bool_, num_envs)
+            truncated = _row_values("truncated", raw_truncated, np.bool_, num_envs)
+            time_idx = self._time_idx + 1
+            self._time_idx = np.where(terminated | truncated, 0, time_idx)
+        timestep = Timestep(self._map_obs(obs), prev_action, reward, time_idx, terminated, num_envs)
+        return timestep, reward, terminated, truncated, info
+
+    def map_observation(self, observation: Any) -> dict[str, Array]:
+        """An observation of the wrapped environment as the arrays (E, *shape) of `observation_space`."""
+        return self._map_obs(observation)
+
+    def final_observation(self, info: dict[str, Any], rows: Sequence[int] | Array) -> dict[str, Array] | None:
+        """The last observations of episodes that ended inside a batched environment that resets itself.
+
+        Looks for gymnasium's `final_obs` (from 1.0 on) and `final_observation` (before): one observation per row
+        in an array of objects or a list, or one batched observation.
+
+        Args:
+            info: of the step.
+            rows: the K rows that finished.
+
+        Returns:
+            Arrays (K, *shape) by key, or None if the environment does not report them.
+        """
+        reported = info.get("final_obs", info.get("final_observation"))
+        if reported is None:
+            return None
+        if isinstance(reported, list) or (isinstance(reported, np.ndarray) and reported.dtype == object):
+            if any(reported[row] is None for row in rows):
+                return None
+            mapped = [self._map_one_obs(reported[row]) for row in rows]
+            return {
+                key: np.concatenate([one[key] for one in mapped]) for key in self._map_one_obs.space.spaces
+            }
+        index = np.asarray(rows, dtype=np.int64)
+        return {key: array[index] for key, array in self._map_obs(reported).items()}
+
+
+def _row_values(name: str, values: Any, dtype: Any, num_envs: int) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.array(values, dtype=dtype)
+    if array.size != num_envs:
+        raise ValueError(
+            f"the environment returned {name} of shape {array.shape}; it needs one value for each of "
+            f"batched_envs={num_envs}"
+        )
+    return array.reshape(num_envs)
+
+
+def __getattr__(name: str) -> Any:
+    # The recorder imports AMAGOEnv, so these names of this module are looked up when they are asked for.
+    if name in ("SequenceWrapper", "EnvCreator"):
+        from amago.envs import recorder
+
+        return getattr(recorder, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

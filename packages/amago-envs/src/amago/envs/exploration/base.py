@@ -1,0 +1,160 @@
+"""The base of exploration wrappers and the registry of their names."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from amago.envs.compat import ForwardingWrapper, find_attribute
+from amago.envs.registry import Registry
+from amago.envs.seeding import stream
+from amago.hindsight.timestep import Timestep
+
+Array = npt.NDArray[Any]
+
+
+class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
+    """Adds noise to the policy's actions in a training environment.
+
+    Stands between AMAGOEnv and the vector environment. What is recorded is the action that was executed.
+    Subclasses override `add_exploration_noise`; the random numbers come from `self.rng`.
+
+    Args:
+        amago_env: the AMAGOEnv, with E = `batched_envs` environments.
+
+    Attributes:
+        global_step: steps taken so far in this actor, all episodes together.
+        rng: the wrapper's own random generator.
+
+    Raises:
+        TypeError: if `amago_env` is no AMAGOEnv or wrapper of one.
+    """
+
+    def __init__(self, amago_env: gym.Env[Any, Any]) -> None:
+        super().__init__(amago_env)
+        try:
+            self.batched_envs = int(find_attribute(amago_env, "batched_envs"))
+        except AttributeError:
+            raise TypeError(
+                f"amago_env is a {type(amago_env).__name__}; exploration wraps an AMAGOEnv: "
+                f"{type(self).__name__}(AMAGOEnv(env))"
+            ) from None
+        self.global_step = 0
+        self.rng = stream(None, "exploration")
+        self._seeded = False
+        self._local_step: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)
+
+    def seed_exploration(self, generator: np.random.Generator) -> None:
+        """Draws all further random numbers from `generator`."""
+        self.rng = generator
+        self._seeded = True
+
+    def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
+        """The action to execute.
+
+        Args:
+            action: policy actions with the leading axis E; not to be changed in place.
+            local_step: (E,) int64, steps since the start of each episode.
+
+        Returns:
+            An action of the same shape in the policy's action space.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define add_exploration_noise")
+
+    def action(self, a: Any) -> Array:
+        """The action that will be executed for the policy's action `a`."""
+        array = np.asarray(a)
+        if array.ndim == 0:
+            array = array.reshape(1)
+        return self.add_exploration_noise(array, self._local_step)
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Timestep, dict[str, Any]]:
+        """Resets the environment; a seed also seeds the noise, unless `seed_exploration` has done so."""
+        if seed is not None and not self._seeded:
+            self.rng = stream(seed, "exploration")
+        timestep, info = self.env.reset(seed=seed, options=options)
+        self._local_step = np.zeros(self.batched_envs, dtype=np.int64)
+        self.on_episode_start(np.arange(self.batched_envs))
+        return timestep, info
+
+    def step(self, action: Any) -> Any:
+        """Executes the noisy action; the timestep's `prev_action` shows it."""
+        result: Any = self.env.step(self.action(action))
+        self.global_step += 1
+        if self.batched_envs == 1:
+            # The caller resets a single environment; a new array, because subclasses may keep the one they saw.
+            self._local_step = self._local_step + 1
+            return result
+        done = result[2] | result[3]
+        self._local_step = np.where(done, 0, self._local_step + 1)
+        if done.any():
+            self.on_episode_start(np.flatnonzero(done))
+        return result
+
+    def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
+        """Called when the episodes of `rows` begin: after a reset, or when a batched environment resets itself."""
+
+    def exploration_state(self) -> dict[str, Any]:
+        """All that a resumed run needs to go on with the same noise, as plain numbers, strings and lists."""
+        return {
+            "global_step": self.global_step,
+            "local_step": self._local_step.tolist(),
+            "rng": _plain(self.rng.bit_generator.state),
+        }
+
+    def load_exploration_state(self, state: dict[str, Any]) -> None:
+        """Restores what `exploration_state` returned; raises ValueError if it belongs to another wrapper."""
+        try:
+            local_step, rng_state = state["local_step"], dict(state["rng"])
+            global_step = int(state["global_step"])
+        except KeyError as error:
+            raise ValueError(f"the exploration state lacks {error}; it holds {sorted(state)}") from None
+        if len(local_step) != self.batched_envs:
+            raise ValueError(
+                f"the state is of {len(local_step)} environments, and here are {self.batched_envs}"
+            )
+        bit_generator = getattr(np.random, str(rng_state["bit_generator"]))()
+        bit_generator.state = rng_state
+        self.rng = np.random.Generator(bit_generator)
+        self._seeded = True
+        self.global_step = global_step
+        self._local_step = np.asarray(local_step, dtype=np.int64)
+
+    @property
+    def return_history(self) -> Any:
+        """`return_history` of the wrapped environment, for wrappers inside that keep one (SequenceWrapper)."""
+        return find_attribute(self.env, "return_history")
+
+    @property
+    def success_history(self) -> Any:
+        """`success_history` of the wrapped environment, for wrappers inside that keep one (SequenceWrapper)."""
+        return find_attribute(self.env, "success_history")
+
+
+def _plain(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, (np.ndarray, np.integer)):
+        return state.tolist()
+    return state
+
+
+exploration_registry: Registry[ExplorationWrapper] = Registry("exploration strategy")
+
+
+def register_exploration(name: str) -> Any:
+    """Class decorator that lets users choose an exploration wrapper by `name`; ValueError if the name is taken."""
+    return exploration_registry.register(name)
+
+
+def get_exploration_cls(name: str) -> type[ExplorationWrapper]:
+    """The exploration wrapper registered as `name`; raises ValueError that suggests the nearest name."""
+    return exploration_registry.get(name)
+
+
+def list_registered_explorations() -> list[str]:
+    """All registered names, sorted."""
+    return exploration_registry.names()

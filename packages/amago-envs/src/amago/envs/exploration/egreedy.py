@@ -1,0 +1,189 @@
+"""Epsilon-greedy exploration: a random action with probability epsilon, or noise of that scale on a Box.
+
+Epsilon falls linearly over an actor's training steps. The bilevel form (AMAGO, Grigsby et al. 2023, appendix A)
+also moves it within each rollout, from much exploration at the start of an unknown task to little at its end.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from amago.envs.exploration.base import Array, ExplorationWrapper, register_exploration
+
+
+@register_exploration("bilevel")
+@gin.configurable(module="amago.envs.exploration")
+class BilevelEpsilonGreedy(ExplorationWrapper):
+    """Epsilon that moves linearly both over training and within each rollout.
+
+    In a rollout it goes from a start value to an end value over `rollout_horizon` steps and stays there; each of
+    the two values goes from its first to its second setting over `steps_anneal` steps of this actor.
+
+    Args:
+        amago_env: the AMAGOEnv.
+        rollout_horizon: steps of a rollout, at least 1.
+        eps_start_start: epsilon at the start of a rollout at the start of training.
+        eps_start_end: epsilon at the start of a rollout after `steps_anneal`.
+        eps_end_start: epsilon at the end of a rollout at the start of training.
+        eps_end_end: epsilon at the end of a rollout after `steps_anneal`.
+        steps_anneal: steps of this actor over which the schedule runs, at least 1.
+        randomize_eps: multiply epsilon by a number drawn from [0, 1) for each episode, so that the schedule is a
+            ceiling and actors cover everything below it.
+
+    Raises:
+        ValueError: for a negative epsilon, or a horizon or annealing time below 1.
+    """
+
+    def __init__(
+        self,
+        amago_env: gym.Env[Any, Any],
+        rollout_horizon: int = gin.REQUIRED,
+        eps_start_start: float = 1.0,
+        eps_start_end: float = 0.05,
+        eps_end_start: float = 0.8,
+        eps_end_end: float = 0.01,
+        steps_anneal: int = 1_000_000,
+        randomize_eps: bool = True,
+    ) -> None:
+        super().__init__(amago_env)
+        named = {
+            "eps_start_start": eps_start_start,
+            "eps_start_end": eps_start_end,
+            "eps_end_start": eps_end_start,
+            "eps_end_end": eps_end_end,
+        }
+        for name, value in named.items():
+            # Written so that NaN fails as well.
+            if not value >= 0.0:
+                raise ValueError(f"{name} is {value}; epsilon must be at least 0")
+        for name, steps in (("rollout_horizon", rollout_horizon), ("steps_anneal", steps_anneal)):
+            if not steps >= 1:
+                raise ValueError(f"{name} is {steps}; it counts steps and must be at least 1")
+        self.rollout_horizon = rollout_horizon
+        self.eps_start_start, self.eps_start_end = eps_start_start, eps_start_end
+        self.eps_end_start, self.eps_end_end = eps_end_start, eps_end_end
+        self.steps_anneal = steps_anneal
+        self.randomize_eps = randomize_eps
+        self._multiplier: npt.NDArray[np.float64] = np.ones(self.batched_envs)
+        self._add_noise = _noise_for(self.action_space)
+        self._redraw_multiplier(np.arange(self.batched_envs))
+
+    def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
+        self._redraw_multiplier(rows)
+
+    def _redraw_multiplier(self, rows: npt.NDArray[np.int64]) -> None:
+        if self.randomize_eps:
+            self._multiplier[rows] = self.rng.random(len(rows))
+
+    def current_eps(self, local_step: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Epsilon of each environment, the episode's multiplier included.
+
+        Args:
+            local_step: (E,) int64, steps since the start of each episode.
+
+        Returns:
+            (E,) float64, freshly allocated: subclasses may edit it in place.
+        """
+        progress = min(self.global_step / self.steps_anneal, 1.0)
+        start = self.eps_start_start + (self.eps_start_end - self.eps_start_start) * progress
+        end = self.eps_end_start + (self.eps_end_end - self.eps_end_start) * progress
+        if start == end:
+            return start * self._multiplier
+        within = np.minimum(np.asarray(local_step) / self.rollout_horizon, 1.0)
+        eps: npt.NDArray[np.float64] = (start + (end - start) * within) * self._multiplier
+        return eps
+
+    def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
+        """With probability epsilon a uniformly random action; for a Box, action + epsilon * N(0, 1), clipped."""
+        return self._add_noise(self.rng, action, self.current_eps(local_step))
+
+    def exploration_state(self) -> dict[str, Any]:
+        return {**super().exploration_state(), "multiplier": self._multiplier.tolist()}
+
+    def load_exploration_state(self, state: dict[str, Any]) -> None:
+        super().load_exploration_state(state)
+        if "multiplier" not in state:
+            raise ValueError(f"the exploration state lacks 'multiplier'; it holds {sorted(state)}")
+        self._multiplier = np.asarray(state["multiplier"], dtype=np.float64)
+
+
+@register_exploration("egreedy")
+@gin.configurable(module="amago.envs.exploration")
+class EpsilonGreedy(BilevelEpsilonGreedy):
+    """Epsilon that falls linearly over training and is the same throughout a rollout.
+
+    Args:
+        amago_env: the AMAGOEnv.
+        eps_start: epsilon at the start of training.
+        eps_end: epsilon after `steps_anneal`.
+        steps_anneal: steps of this actor over which the schedule runs, at least 1.
+        randomize_eps: multiply epsilon by a number drawn from [0, 1) for each episode.
+
+    Raises:
+        ValueError: for a negative epsilon or an annealing time below 1.
+    """
+
+    def __init__(
+        self,
+        amago_env: gym.Env[Any, Any],
+        eps_start: float = 1.0,
+        eps_end: float = 0.05,
+        steps_anneal: int = 1_000_000,
+        randomize_eps: bool = True,
+    ) -> None:
+        super().__init__(
+            amago_env,
+            rollout_horizon=1,
+            eps_start_start=eps_start,
+            eps_start_end=eps_end,
+            eps_end_start=eps_start,
+            eps_end_end=eps_end,
+            steps_anneal=steps_anneal,
+            randomize_eps=randomize_eps,
+        )
+
+
+_Noise = Callable[[np.random.Generator, Array, npt.NDArray[np.float64]], Array]
+
+
+def _noise_for(space: gym.spaces.Space[Any]) -> _Noise:
+    if isinstance(space, gym.spaces.Box):
+        return _gaussian_noise
+    if isinstance(space, gym.spaces.Discrete):
+        return _random_choices(np.array([space.n]))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return _random_choices(np.asarray(space.nvec))
+    if isinstance(space, gym.spaces.MultiBinary):
+        return _random_choices(np.full(space.shape, 2))
+    raise TypeError(
+        f"no exploration noise is known for the action space {space}; override add_exploration_noise"
+    )
+
+
+def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
+    """Uniformly random actions of K choices; the action is replaced as a whole or not at all."""
+
+    def add_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
+        num_envs = len(eps)
+        explores = rng.random(num_envs) < eps  # (E,)
+        if not explores.any():
+            return action
+        noisy = action.reshape(num_envs, -1).copy()
+        # floor(u * n) is uniform enough for any n an action space can have, and far cheaper than rng.integers.
+        drawn = (rng.random((num_envs, len(sizes))) * sizes).astype(noisy.dtype)
+        noisy[explores] = drawn[explores]
+        replaced: Array = noisy.reshape(action.shape)
+        return replaced
+
+    return add_noise
+
+
+def _gaussian_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
+    rows = action.reshape(len(eps), -1)
+    noise = eps[:, None] * rng.standard_normal(rows.shape)
+    noisy: npt.NDArray[np.float32] = np.clip(rows + noise, -1.0, 1.0).astype(np.float32).reshape(action.shape)
+    return noisy
