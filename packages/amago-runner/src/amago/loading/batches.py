@@ -1,0 +1,160 @@
+"""Feeds the learner: batches in the order of their numbers, from this process or from loader workers.
+
+A batch is named by (epoch, first sample), every sample has its own random stream, and workers hand over whole
+batches in order, so that the batches do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from amago.agent.batch import Batch
+from amago.loading.collate import RLData_pad_collate
+from amago.loading.dataset import RLDataset
+
+PREFETCH_BATCHES = 4
+"""Batches that each worker prepares ahead."""
+
+
+class BatchKey(NamedTuple):
+    """Names a batch, and brings what a worker's copy of the dataset must know before it draws."""
+
+    visit: int
+    epoch: int
+    first: int
+    state: Any
+
+
+class BatchLoader:
+    """Draws the batches of an epoch.
+
+    Workers are processes that start with the first epoch and stay until `close`; only where the dataset cannot
+    tell them what changed (`RLDataset.workers_can_persist`) are they started anew for every epoch.
+
+    Args:
+        dataset: a configured dataset. Its seed and rank are set from those given here.
+        batch_size: sequences in a batch.
+        batches_per_epoch: batches in an epoch.
+        workers: loader processes; 0 draws in this process, which is fast for small trajectories.
+        device: where batches are needed. For a GPU they go through pinned memory and copies do not block.
+        seed: fixes all draws; None takes fresh entropy.
+        rank: number of this process among those that train in parallel.
+        mp_context: how workers are started ("fork", "spawn", "forkserver"); None leaves it to Python.
+
+    Raises:
+        ValueError: for a number out of range, or if the dataset's epoch is too short for the batches.
+    """
+
+    def __init__(
+        self,
+        dataset: RLDataset,
+        *,
+        batch_size: int,
+        batches_per_epoch: int,
+        workers: int,
+        device: torch.device | str,
+        seed: int | None,
+        rank: int = 0,
+        mp_context: str | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("batches_per_epoch", batches_per_epoch, 1),
+            ("workers", workers, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value!r}")
+        if len(dataset) < batch_size * batches_per_epoch:
+            raise ValueError(
+                f"{batches_per_epoch} batches of {batch_size} need {batch_size * batches_per_epoch} items per "
+                f"epoch, but {dataset.dset_name} is configured for {len(dataset)}"
+            )
+        dataset.seed_sampling(seed, rank)
+        self.dataset = dataset
+        self.batch_size, self.batches_per_epoch = batch_size, batches_per_epoch
+        self.workers, self.mp_context = workers, mp_context
+        self.device = torch.device(device)
+        self._batches = _Batches(dataset, batch_size)
+        self._keys = _Keys()
+        self._loader: DataLoader[Batch] | None = None
+        self._visits = 0
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yields the batches of `epoch` on the device. An epoch that is left early may be followed by another."""
+        self.dataset.set_epoch(epoch)
+        self._visits += 1
+        state = self.dataset.worker_state() if self.workers else None
+        firsts = range(0, self.batch_size * self.batches_per_epoch, self.batch_size)
+        self._keys.keys = [BatchKey(self._visits, epoch, first, state) for first in firsts]
+        for batch in self._from_workers() if self.workers else self._from_here():
+            yield batch.to(self.device)
+
+    def close(self) -> None:
+        """Ends the workers. The loader can be used again; new workers are then started."""
+        self._loader = None
+
+    def _from_here(self) -> Iterator[Batch]:
+        for key in self._keys:
+            batch = self._batches.draw(key.first)
+            yield batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def _from_workers(self) -> Iterator[Batch]:
+        if self._loader is None or not self.dataset.workers_can_persist:
+            self._loader = DataLoader(
+                self._batches,
+                batch_size=None,
+                sampler=self._keys,
+                num_workers=self.workers,
+                collate_fn=_as_it_is,
+                pin_memory=self.device.type == "cuda",
+                prefetch_factor=PREFETCH_BATCHES,
+                persistent_workers=True,
+                worker_init_fn=_start_worker,
+                multiprocessing_context=self.mp_context,
+            )
+        yield from self._loader
+
+
+class _Batches(Dataset[Batch]):
+    """Batches by key; a worker process holds a copy of it, and of the dataset."""
+
+    def __init__(self, dataset: RLDataset, batch_size: int) -> None:
+        self.dataset, self.batch_size = dataset, batch_size
+        self._visit = 0
+
+    def __getitem__(self, key: BatchKey) -> Batch:
+        if key.visit != self._visit:
+            self._visit = key.visit
+            self.dataset.load_worker_state(key.state)
+            self.dataset.set_epoch(key.epoch)
+        return self.draw(key.first)
+
+    def draw(self, first: int) -> Batch:
+        return RLData_pad_collate([self.dataset[i] for i in range(first, first + self.batch_size)])
+
+
+class _Keys(Sampler[BatchKey]):
+    """The keys of the coming epoch; filled anew before every iteration."""
+
+    def __init__(self) -> None:
+        self.keys: list[BatchKey] = []
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        return iter(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(_: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.dataset.start_worker(info.num_workers)  # type: ignore[attr-defined]

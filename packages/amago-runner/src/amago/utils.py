@@ -1,0 +1,173 @@
+"""Small things that scripts around experiments use: warnings, an optimizer, schedules, sums over parameters."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from amago.nets.masking import masked_avg
+
+__all__ = [
+    "AdamWRel",
+    "AmagoWarning",
+    "amago_warning",
+    "call_async_env",
+    "count_params",
+    "get_constant_schedule_with_warmup",
+    "get_grad_norm",
+    "gin_as_wandb_config",
+    "masked_avg",
+    "stack_list_array_dicts",
+]
+
+
+class AmagoWarning(UserWarning):
+    """A warning about how an experiment is set up or goes."""
+
+
+def amago_warning(message: str, stacklevel: int = 2) -> None:
+    """Warns with an `AmagoWarning` that points at the caller."""
+    warnings.warn(message, AmagoWarning, stacklevel=stacklevel + 1)
+
+
+@gin.configurable(module="amago.utils")
+class AdamWRel(torch.optim.AdamW):
+    """AdamW on local time: the step count that corrects the moments' bias goes back to zero at intervals.
+
+    After a change of the objective, like a new target network, Adam's moments are out of date, and with a large
+    step count its updates can grow far beyond the learning rate. Counting steps from the change on keeps them in
+    bounds. The moments themselves are kept. Ellis et al. 2024, "Adam on Local Time: Addressing Nonstationarity
+    in RL with Relative Adam Timesteps".
+
+    Args:
+        params, lr, betas, eps, weight_decay: as in `torch.optim.AdamW`.
+        reset_interval: optimizer steps between two resets, at least 1.
+
+    Raises:
+        ValueError: if `reset_interval` is below 1.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        reset_interval: int = gin.REQUIRED,
+    ) -> None:
+        if reset_interval < 1:
+            raise ValueError(f"reset_interval must be at least 1 step, not {reset_interval!r}")
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        for group in self.param_groups:
+            group["reset_interval"] = int(reset_interval)
+            group["local_step"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """One update; afterwards the step counts are zeroed if it was the last one of the interval."""
+        loss = super().step(closure)
+        for group in self.param_groups:
+            group["local_step"] += 1
+            if group["local_step"] >= group["reset_interval"]:
+                group["local_step"] = 0
+                for param in group["params"]:
+                    if "step" in self.state[param]:
+                        self.state[param]["step"].zero_()
+        return loss
+
+
+def get_grad_norm(module: nn.Module) -> Tensor:
+    """The L2 norm of all gradients of `module` taken together, as a scalar tensor; 0 if there are none."""
+    grads = [param.grad.detach() for param in module.parameters() if param.grad is not None]
+    return nn.utils.get_total_norm(grads)
+
+
+def count_params(module: nn.Module) -> int:
+    """Number of trainable numbers in `module`."""
+    return sum(param.numel() for param in module.parameters() if param.requires_grad)
+
+
+def get_constant_schedule_with_warmup(
+    optimizer: torch.optim.Optimizer, num_warmup_steps: int, last_epoch: int = -1
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """A learning rate that rises linearly to its full value and stays: the factor is min(1, step / N).
+
+    The first update (step 0) has rate 0, unless `num_warmup_steps` N is 0.
+    """
+    if num_warmup_steps < 0:
+        raise ValueError(f"num_warmup_steps must be at least 0, not {num_warmup_steps!r}")
+
+    def factor(step: int) -> float:
+        return 1.0 if step >= num_warmup_steps else step / num_warmup_steps
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=last_epoch)
+
+
+def call_async_env(env: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of every environment of a gymnasium vector environment; returns their results."""
+    if hasattr(env, "call_async"):
+        env.call_async(method_name, *args, **kwargs)
+        return env.call_wait()
+    return env.call(method_name, *args, **kwargs)
+
+
+def stack_list_array_dicts(
+    dicts: Sequence[Mapping[str, NDArray[Any]]], axis: int = 0, cat: bool = False
+) -> dict[str, NDArray[Any]]:
+    """Joins dictionaries of arrays key by key.
+
+    Args:
+        dicts: at least one dictionary, all with the same keys.
+        axis: the axis that is new, or along which arrays are joined.
+        cat: join along an axis that exists, instead of stacking along a new one.
+
+    Raises:
+        ValueError: if there is no dictionary or the keys differ.
+    """
+    if not dicts:
+        raise ValueError("dicts must hold at least one dictionary, not none")
+    for other in dicts[1:]:
+        if other.keys() != dicts[0].keys():
+            raise ValueError(
+                f"dicts must have the same keys; one has {sorted(dicts[0])}, another {sorted(other)}"
+            )
+    join = np.concatenate if cat else np.stack
+    return {key: join([d[key] for d in dicts], axis=axis) for key in dicts[0]}
+
+
+def gin_as_wandb_config() -> dict[str, Any]:
+    """Every gin setting in use or bound, as `{"scope/selector.argument": value}`.
+
+    Values that JSON can hold stay as they are, classes and functions become their import path, everything else
+    its `repr`. Nothing is read back from gin's text, where values with "=" or line breaks are ambiguous.
+    """
+    config = importlib.import_module("gin.config")
+    settings: dict[tuple[str, str], dict[str, Any]] = {}
+    for source in (config._CONFIG, config._OPERATIVE_CONFIG):
+        for key, arguments in source.items():
+            settings.setdefault(key, {}).update(arguments)
+    flat: dict[str, Any] = {}
+    for (scope, selector), arguments in settings.items():
+        name = config._REGISTRY.minimal_selector(selector)
+        for argument, value in arguments.items():
+            flat[f"{scope}/{name}.{argument}" if scope else f"{name}.{argument}"] = _as_json(value)
+    return dict(sorted(flat.items()))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return f"{value.__module__}.{value.__qualname__}"
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
