@@ -5,13 +5,15 @@
 # TORCH_INDEX  a package index to take torch from (say PyTorch's index of CPU builds); unset: the usual one
 # JOBS         test processes
 # ARGS         further arguments for pytest, or for amago-run train
-# PACKAGES     what install-check checks: kernels nets envs agents runner
+# PACKAGES     what install-check checks: kernels nets envs agents runner; unset: all of them
+# VERSIONS     of third-party packages in install-check: pinned, oldest (envs only) or newest
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 JOBS ?= 2
 ARGS ?=
 PACKAGES ?=
+VERSIONS ?= pinned
 
 BIN := .venv/bin
 PACKAGE_NAMES := kernels nets envs agents runner
@@ -89,7 +91,7 @@ wheels: setup  ## the five wheels, in dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only
 
 install-check: setup  ## each package alone in a clean environment, tested outside the repository
-	$(BIN)/python scripts/check_installs.py --jobs $(JOBS) $(PACKAGES)
+	$(BIN)/python scripts/check_installs.py --jobs $(JOBS) --versions $(VERSIONS) $(PACKAGES)
 
 clean:  ## remove everything that was made here, .venv and runs/ excepted
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
