@@ -157,17 +157,7 @@ def check_package(package: str, work: Path, torch_links: Path, *, versions: str,
     python = clean_environment(work / "venv", torch_links if needs_torch else None)
     constraints = CONSTRAINTS[versions]
     pins: list[str | Path] = ["-c", ROOT / constraints] if constraints else []
-    pip_install = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--find-links",
-        DIST,
-        *pins,
-    ]
+    pip_install: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--find-links", DIST, *pins]
     (wheel,) = DIST.glob(f"amago_{package}-*.whl")
     run([*pip_install, wheel], cwd=work)
 
