@@ -1,5 +1,30 @@
-"""Off-policy actor-critic agents for long sequences."""
+"""Off-policy actor-critic agents for long sequences.
 
+- `agent`: `Agent`, the algorithm; `base`: `BaseAgent`, its interface and encoders.
+- `batch`: the training batch.
+- `losses`, `returns`, `targets`, `filters`, `gammas`: the mathematics as functions of tensors.
+- `registry`: agents by name.
+"""
+
+from amago.agent.agent import Agent
+from amago.agent.base import BaseAgent, get_action_dim_and_type
 from amago.agent.batch import Batch
+from amago.agent.filters import binary_filter, exp_filter, leaky_relu_filter
+from amago.agent.gammas import Multigammas
+from amago.agent.registry import get_agent_cls, list_registered_agents, register_agent
+from amago.agent.returns import nstep_return
 
-__all__ = ["Batch"]
+__all__ = [
+    "Agent",
+    "BaseAgent",
+    "Batch",
+    "Multigammas",
+    "binary_filter",
+    "exp_filter",
+    "get_action_dim_and_type",
+    "get_agent_cls",
+    "leaky_relu_filter",
+    "list_registered_agents",
+    "nstep_return",
+    "register_agent",
+]

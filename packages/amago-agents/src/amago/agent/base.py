@@ -1,0 +1,162 @@
+"""What every agent has: encoders from observations to states, hidden states, and the interface of training.
+
+Shapes: B batch, L sequence, A width of the action representation, S state width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from amago.agent.batch import Batch
+from amago.agent.diagnostics import grad_norm
+from amago.nets.masking import timestep_mask
+from amago.nets.specs import as_action_spec
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+
+
+def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:
+    """Width of the action representation, whether it is one discrete choice, whether it is a vector of bits."""
+    spec = as_action_spec(action_space)
+    return spec.dim, spec.is_discrete, spec.kind == "multibinary"
+
+
+class BaseAgent(nn.Module, ABC):
+    """Encodes timesteps and trajectories; subclasses act on the states and learn from batches.
+
+    Args:
+        obs_space: dict observation space, or anything `amago.nets.specs.as_spec` reads.
+        rl2_space: Box of previous reward and action, likewise.
+        action_space: Discrete, MultiDiscrete, MultiBinary or Box, likewise.
+        max_seq_len: the longest sequence, in timesteps, that the trajectory encoder sees.
+        tstep_encoder_type: constructed with `obs_space` and `rl2_space`.
+        traj_encoder_type: constructed with `tstep_dim` and `max_seq_len`.
+    """
+
+    def __init__(
+        self,
+        obs_space: Any,
+        rl2_space: Any,
+        action_space: Any,
+        max_seq_len: int,
+        tstep_encoder_type: type[TstepEncoder],
+        traj_encoder_type: type[TrajEncoder],
+    ) -> None:
+        super().__init__()
+        if max_seq_len < 1:
+            raise ValueError(f"max_seq_len must be at least 1 timestep, got {max_seq_len}")
+        self.obs_space = obs_space
+        self.rl2_space = rl2_space
+        self.action_space = action_space
+        self.action_spec = as_action_spec(action_space)
+        self.action_dim, self.discrete, self.multibinary = get_action_dim_and_type(action_space)
+        self.max_seq_len = max_seq_len
+        self.tstep_encoder_type = tstep_encoder_type
+        self.traj_encoder_type = traj_encoder_type
+        self.update_info: dict[str, Tensor] = {}
+        self.init_encoders()
+
+    def init_encoders(self) -> None:
+        """Build `tstep_encoder` and `traj_encoder`."""
+        self.tstep_encoder = self.tstep_encoder_type(obs_space=self.obs_space, rl2_space=self.rl2_space)
+        self.traj_encoder = self.traj_encoder_type(
+            tstep_dim=self.tstep_encoder.emb_dim, max_seq_len=self.max_seq_len
+        )
+
+    @property
+    def state_dim(self) -> int:
+        """Width S of the states that actor and critics see."""
+        return self.traj_encoder.emb_dim
+
+    def get_state_embedding(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any = None,
+        log_dict: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """States (B, L, S) of timesteps (B, L, ...), and the hidden state after them."""
+        embedded = self.tstep_encoder(obs=obs, rl2s=rl2s, log_dict=log_dict)
+        states, hidden_state = self.traj_encoder(
+            embedded, time_idxs=time_idxs, hidden_state=hidden_state, log_dict=log_dict
+        )
+        return states, hidden_state
+
+    def encode_batch(self, batch: Batch, log_dict: dict[str, Any] | None = None) -> Tensor:
+        """States (B, T+1, S) of a training batch; layers with running statistics skip its padding."""
+        with timestep_mask(batch.timestep_mask):
+            states, _ = self.get_state_embedding(
+                batch.obs, rl2s=batch.rl2s, time_idxs=batch.time_idxs, log_dict=log_dict
+            )
+        return states
+
+    @abstractmethod
+    def forward(self, batch: Batch, log_step: bool) -> Tensor:
+        """The scalar loss of a batch; with `log_step`, `update_info` holds metrics afterwards."""
+
+    @abstractmethod
+    def get_actions(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any = None,
+        sample: bool = True,
+    ) -> tuple[Tensor, Any]:
+        """Actions for the current timestep of every row.
+
+        Args:
+            obs: arrays (B, 1, ...).
+            rl2s: (B, 1, 1 + A).
+            time_idxs: (B, 1, 1) int64.
+            hidden_state: as it came back from the step before, or from `init_hidden_state`.
+            sample: draw from the policy, or take its most likely action.
+
+        Returns:
+            Actions (B, 1, ·) and the new hidden state: numbers in [-1, 1] (·= A) for Box, the index (· = 1) for
+            Discrete, one index per component for MultiDiscrete, bits for MultiBinary.
+        """
+
+    @property
+    def trainable_params(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer moves."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def hard_sync_targets(self) -> None:
+        """Copy the online networks into their targets."""
+
+    def soft_sync_targets(self) -> None:
+        """Move the targets a step towards the online networks."""
+
+    def get_grad_norms(self) -> dict[str, Tensor]:
+        """Gradient norms of the parts, by the name they are logged under."""
+        return {
+            "TrajEncoder Grad Norm": grad_norm(self.traj_encoder.parameters()),
+            "TstepEncoder Grad Norm": grad_norm(self.tstep_encoder.parameters()),
+        }
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
+        """What the trajectory encoder remembers at the start of `batch_size` episodes; may be None."""
+        return self.traj_encoder.init_hidden_state(batch_size, device)
+
+    def reset_hidden_state(self, hidden_state: Any, dones: Tensor | np.ndarray | Sequence[bool]) -> Any:
+        """Forget the rows whose episode ended; `dones` is one bool per row."""
+        return self.traj_encoder.reset_hidden_state(hidden_state, dones)
+
+    def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: which entries of the actor loss (B, T, G, 1) count; `pad_mask`, same shape, is true for real ones."""
+        return pad_mask
+
+    def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: which entries of the critic loss (B, T, C, G, 1) count, likewise."""
+        return pad_mask
+
+    def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
+        """Hook: called after weights were loaded, to continue this run (`is_resume`) or to start a new one."""

@@ -1,0 +1,25 @@
+"""Metrics of an update, as tensors: nothing here waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """L2 norm of all gradients of `parameters` together; 0 where there is none."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+
+def masked_extremes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest number of `x`; NaN if it is empty."""
+    if x.numel() == 0:
+        nan = torch.full((), float("nan"), device=x.device)
+        return nan, nan
+    low, high = torch.aminmax(x)
+    return low, high

@@ -1,0 +1,75 @@
+"""Weights of the offline actor loss as functions of the advantage: f(A(s, a)) * log pi(a | s).
+
+Each takes advantages of any shape and returns weights of the same shape; all are gin-configurable.
+"""
+
+from __future__ import annotations
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@gin.configurable(module="amago.agent")
+def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
+    """1 where the advantage exceeds `threshold`, else 0 (CRR "binary", Wang et al. 2020, eq. 3)."""
+    return (adv > threshold).to(adv.dtype)
+
+
+@gin.configurable(module="amago.agent")
+def exp_filter(
+    adv: Tensor,
+    beta: float = 1.0,
+    clip_adv_low: float | None = None,
+    clip_adv_high: float | None = None,
+    clip_weights_low: float | None = 1e-7,
+    clip_weights_high: float | None = None,
+) -> Tensor:
+    """exp(beta * advantage) (CRR "exp", Wang et al. 2020, eq. 4; AWAC, Nair et al. 2020, eq. 13).
+
+    Args:
+        adv: advantages.
+        beta: inverse temperature.
+        clip_adv_low: advantages are raised to this, None for no limit.
+        clip_adv_high: advantages are lowered to this.
+        clip_weights_low: weights are raised to this.
+        clip_weights_high: weights are lowered to this.
+    """
+    weights = torch.exp(beta * _clamp(adv, clip_adv_low, clip_adv_high))
+    return _clamp(weights, clip_weights_low, clip_weights_high)
+
+
+@gin.configurable(module="amago.agent")
+def leaky_relu_filter(
+    adv: Tensor,
+    beta: float = 2.0,
+    tau: float = 0.01,
+    neg_slope: float = 0.05,
+    target_f0: float = 0.01,
+    clip_weights_low: float | None = 1e-7,
+    clip_weights_high: float | None = 10.0,
+    add_binary: bool = True,
+) -> Tensor:
+    """leaky_relu((advantage - tau) / beta), shifted so that f(0) = target_f0, optionally plus the binary filter.
+
+    Args:
+        adv: advantages.
+        beta: advantage per unit of weight above `tau`.
+        tau: advantage at which the slope changes.
+        neg_slope: slope below `tau` as a share of that above.
+        target_f0: weight at advantage 0, before the binary filter is added.
+        clip_weights_low: weights are raised to this, None for no limit.
+        clip_weights_high: weights are lowered to this.
+        add_binary: add 1 where the advantage is positive.
+    """
+    knee = F.leaky_relu(torch.tensor(-tau / beta), neg_slope).item()
+    weights = F.leaky_relu((adv - tau) / beta, neg_slope) + (target_f0 - knee)
+    if add_binary:
+        weights = weights + (adv > 0.0).to(adv.dtype)
+    return _clamp(weights, clip_weights_low, clip_weights_high)
+
+
+def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    """`torch.clamp` that also takes no limit at all."""
+    return x if low is None and high is None else x.clamp(low, high)

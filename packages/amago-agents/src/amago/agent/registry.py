@@ -1,0 +1,28 @@
+"""Agents by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from amago.nets.registry import Registry
+
+if TYPE_CHECKING:
+    from amago.agent.base import BaseAgent
+
+_AGENTS: Registry[BaseAgent] = Registry("agent")
+
+
+def register_agent(name: str) -> Callable[[type[BaseAgent]], type[BaseAgent]]:
+    """Class decorator: makes an agent available as `name`; raises ValueError if the name is taken."""
+    return _AGENTS.register(name)
+
+
+def get_agent_cls(name: str) -> type[BaseAgent]:
+    """The agent registered as `name`; raises ValueError that suggests the nearest name."""
+    return _AGENTS.get(name)
+
+
+def list_registered_agents() -> list[str]:
+    """Names of all registered agents."""
+    return _AGENTS.names()

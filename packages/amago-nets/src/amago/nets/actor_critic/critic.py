@@ -1,0 +1,119 @@
+"""Critics that regress returns: an ensemble over all discounts at once.
+
+Shapes: B batch, L sequence, S state width, K action samples, C critics, G discounts, A action width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor
+
+from amago.nets.actor_critic.base import BaseCriticHead
+from amago.nets.actor_critic.ensemble import EnsembleMLP
+from amago.nets.utils import symlog
+
+
+def gamma_features(gammas: Tensor) -> Tensor:
+    """How critics see a discount: symlog of its horizon, symlog(1 / clamp(1 - gamma, 1e-6, 1)). (G,) -> (G, 1)."""
+    return symlog(1.0 / (1.0 - gammas).clamp(1e-6, 1.0)).unsqueeze(-1)
+
+
+def gammas_as_input_seq(gammas: Tensor, batch_size: int, length: int) -> Tensor:
+    """`gamma_features` repeated for every timestep: (G,) -> (B, L, G, 1)."""
+    features = gamma_features(gammas)
+    return features.expand(batch_size, length, *features.shape)
+
+
+def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Tensor) -> Tensor:
+    """The networks' outputs for the input [state, discount, action] without ever building it.
+
+    The first layer is linear, so the state's share is computed once for all samples and discounts.
+
+    Args:
+        net: of input width S + 1 + A.
+        state: (B, L, S).
+        gammas: (G,).
+        action: (K, B, L, G, A).
+
+    Returns:
+        (K, B, L, G, C, d_out).
+    """
+    width = state.shape[-1]
+    layer = net.inp_layer
+    state_share = layer.share(state, 0, width).unsqueeze(2)  # (B, L, 1, C, H)
+    gamma_share = layer.share(gamma_features(gammas), width, width + 1)  # (G, C, H)
+    action_share = layer.share(action, width + 1, width + 1 + action.shape[-1])  # (K, B, L, G, C, H)
+    bias = layer.bias.view(layer.bias.shape[-2:])  # (C, H)
+    return net.from_first_layer(action_share + (state_share + (gamma_share + bias)))
+
+
+@gin.configurable(module="amago.nets.actor_critic")
+class NCritics(BaseCriticHead):
+    """An ensemble of state-action values for every discount.
+
+    Discrete actions: the networks see the state alone and have one output per discount and action; the value of
+    an action given as probabilities is the expectation. All other actions are part of the input.
+
+    Args:
+        state_dim: S.
+        action_dim: A.
+        discrete: whether an action is one choice, given as a one-hot vector or probabilities.
+        gammas: discounts (G,).
+        num_critics: C.
+        d_hidden: hidden width.
+        n_layers: number of hidden layers.
+        dropout_p: dropout after each hidden activation.
+        activation: of the hidden layers.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        discrete: bool,
+        gammas: Tensor | Sequence[float],
+        num_critics: int,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        dropout_p: float = 0.0,
+        activation: str = "leaky_relu",
+    ) -> None:
+        super().__init__(
+            state_dim=state_dim,
+            action_dim=action_dim,
+            discrete=discrete,
+            gammas=gammas,
+            num_critics=num_critics,
+        )
+        self.net = EnsembleMLP(
+            num_critics,
+            state_dim if discrete else state_dim + 1 + action_dim,
+            d_hidden,
+            n_layers,
+            self.num_gammas * action_dim if discrete else 1,
+            dropout_p=dropout_p,
+            activation=activation,
+        )
+
+    def all_action_values(self, state: Tensor) -> Tensor:
+        """The value of every discrete action: (B, L, S) -> (B, L, C, G, A)."""
+        return self.net(state).unflatten(-1, (self.num_gammas, self.action_dim))
+
+    def critic_network_forward(
+        self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None
+    ) -> Tensor:
+        """State (B, L, S) and action (K, B, L, G, A) -> values (K, B, L, C, G, 1)."""
+        if self.discrete:
+            values = self.all_action_values(state)
+            return expected_values(values, action)
+        out = state_action_mlp(self.net, state, self.gammas, action.clamp(-0.999, 0.999))
+        return out.transpose(3, 4)  # (K, B, L, C, G, 1)
+
+
+def expected_values(values: Tensor, probs: Tensor) -> Tensor:
+    """Values (B, L, C, G, A) under probabilities or one-hot actions (K, B, L, G, A) -> (K, B, L, C, G, 1)."""
+    return torch.einsum("blcga,kblga->kblcg", values, probs.to(values.dtype)).unsqueeze(-1)

@@ -1,0 +1,106 @@
+"""PopArt: critic targets are normalised by running statistics while the outputs keep their meaning.
+
+Shapes: B batch, L sequence, C critics, G discounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago.nets.distributed import sum_over_ranks
+
+
+@gin.configurable(module="amago.nets.actor_critic", denylist=["enabled"])
+class PopArtLayer(nn.Module):
+    """An affine map per discount that follows the statistics of the targets (van Hasselt et al. 2016, sec. 2).
+
+    `forward` turns a critic's raw output x into the normalised prediction w x + b. When the statistics move,
+    w and b move against them, so that sigma (w x + b) + mu stays what it was.
+
+    Args:
+        gammas: the discounts, or their number G.
+        beta: step size of the running mean and second moment. The first steps are larger, so that the start is
+            forgotten.
+        init_nu: second moment to start from, in squared returns.
+        enabled: False makes every method the identity; the buffers exist all the same.
+    """
+
+    mu: Tensor
+    nu: Tensor
+    w: Tensor
+    b: Tensor
+    _t: Tensor
+
+    def __init__(
+        self,
+        gammas: int | Sequence[float] | Tensor,
+        beta: float = 5e-4,
+        init_nu: float = 100.0,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < beta <= 1.0:
+            raise ValueError(f"beta must lie in (0, 1], got {beta}")
+        n = gammas if isinstance(gammas, int) else len(gammas)
+        self.beta = beta
+        self.enabled = enabled
+        self.register_buffer("mu", torch.zeros(n, 1))
+        self.register_buffer("nu", torch.full((n, 1), float(init_nu)))
+        self.register_buffer("w", torch.ones(n, 1))
+        self.register_buffer("b", torch.zeros(n, 1))
+        self.register_buffer("_t", torch.ones(n, 1))
+
+    @property
+    def sigma(self) -> Tensor:
+        """Standard deviation of the targets, (G, 1), kept within [1e-4, 1e6]."""
+        return (self.nu - self.mu**2).clamp(min=0.0).sqrt().clamp(1e-4, 1e6)
+
+    def normalize_values(self, val: Tensor) -> Tensor:
+        """(val - mu) / sigma for values (..., G, 1)."""
+        if not self.enabled:
+            return val
+        return (val - self.mu) / self.sigma
+
+    def denormalize_values(self, val: Tensor) -> Tensor:
+        """sigma * val + mu for normalised values (..., G, 1)."""
+        if not self.enabled:
+            return val
+        return val * self.sigma + self.mu
+
+    @torch.no_grad()
+    def update_stats(self, val: Tensor, mask: Tensor) -> None:
+        """Move the statistics towards those of `val` (..., G, 1) where `mask` (broadcastable) is true.
+
+        Values that are not finite do not count, and a discount without a single value stays as it is. Under
+        data parallelism the statistics are those of the whole batch.
+        """
+        if not self.enabled:
+            return
+        val = val.float()
+        counted = mask.bool() & torch.isfinite(val)
+        val = torch.where(counted, val, torch.zeros_like(val))
+        batch_dims = tuple(range(val.dim() - 2))
+        sums = torch.stack((counted.sum(batch_dims).to(val), val.sum(batch_dims), (val**2).sum(batch_dims)))
+        count, total, squares = sum_over_ranks(sums)  # each (G, 1)
+        seen = count > 0
+        n = count.clamp(min=1.0)
+        t = self._t + 1.0
+        step = self.beta / (1.0 - (1.0 - self.beta) ** t)
+        old_sigma, old_mu = self.sigma, self.mu.clone()
+        self.mu.copy_(torch.where(seen, (1.0 - step) * self.mu + step * total / n, self.mu))
+        self.nu.copy_(torch.where(seen, (1.0 - step) * self.nu + step * squares / n, self.nu))
+        self._t.copy_(torch.where(seen, t, self._t))
+        new_sigma = self.sigma
+        self.w.mul_(old_sigma / new_sigma)
+        self.b.copy_((old_sigma * self.b + old_mu - self.mu) / new_sigma)
+
+    def forward(self, x: Tensor, normalized: bool = True) -> Tensor:
+        """Raw critic outputs (..., G, 1) -> predictions, normalised or in the units of the targets."""
+        if not self.enabled:
+            return x
+        prediction = self.w * x + self.b
+        return prediction if normalized else self.denormalize_values(prediction)
