@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from amago.envs.action_codecs import make_action_codec
 from amago.envs.compat import ForwardingWrapper, find_owner
+from amago.envs.gymnasium_vector import adapt_vector_env
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
 from amago.envs.spaces import ObservationMapper
 from amago.hindsight.timestep import Array, Timestep
@@ -61,6 +62,7 @@ class AMAGOEnv(ForwardingWrapper):
     """
 
     def __init__(self, env: gym.Env[Any, Any], env_name: str | None = None, batched_envs: int = 1) -> None:
+        env = adapt_vector_env(env, batched_envs)
         if not isinstance(env, gym.Env):
             raise TypeError(
                 f"env is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; environments of the "

@@ -1,0 +1,24 @@
+"""Environments stepped together: in this process, in worker processes, or vectorized by themselves.
+
+- `types`: what goes in and comes out of a step
+- `buffers`: the arrays that everything is written into, shared or not
+- `group`: steps a few environments and writes their rows
+- `self_resetting`: what is special about environments that reset themselves
+- `base`, `sync`, `async_env`, `worker`: the vector environments and the worker process
+- `factory`: chooses between them
+"""
+
+from amago.envs.vector.async_env import AsyncVectorEnv
+from amago.envs.vector.factory import make_vector_env
+from amago.envs.vector.sync import SyncVectorEnv
+from amago.envs.vector.types import EnvWorkerError, PolicyInput, VectorEnv, VectorStep
+
+__all__ = [
+    "AsyncVectorEnv",
+    "EnvWorkerError",
+    "PolicyInput",
+    "SyncVectorEnv",
+    "VectorEnv",
+    "VectorStep",
+    "make_vector_env",
+]

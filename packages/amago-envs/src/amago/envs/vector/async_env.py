@@ -1,0 +1,280 @@
+"""Environments in worker processes: several per process, shared memory, one round trip per step.
+
+Workers make their environments themselves and tell what they look like; then the shared block is made and its
+descriptor handed over. Nothing is left behind: the memory has no name, workers end with the main process, and
+closing, a failed start, garbage collection and the interpreter's exit all end them.
+"""
+
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import weakref
+from collections.abc import Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from amago.envs.vector.base import BufferedVectorEnv
+from amago.envs.vector.buffers import StepArrays, block_size, carve, layout, open_shared_block
+from amago.envs.vector.group import ExplorationSetup, GroupSpec, MakeEnv, StepNotes, common_spec
+from amago.envs.vector.types import EnvWorkerError, ExplorationState, PolicyInput, VectorStep
+from amago.envs.vector.worker import (
+    CLOSE,
+    GET_EXPLORATION,
+    RENDER,
+    RESET,
+    SET_EXPLORATION,
+    STEP,
+    SharedRows,
+    WorkerFailure,
+    WorkerSetup,
+    worker_main,
+)
+from amago.hindsight.timestep import Array
+
+CLOSE_SECONDS = 5.0
+
+
+class AsyncVectorEnv(BufferedVectorEnv):
+    """A `VectorEnv` over worker processes.
+
+    Args:
+        groups: the callables of each worker's environments.
+        exploration: wrapped around each environment.
+        context: how processes start.
+        gin_bindings: parsed by workers that do not inherit them.
+        seed, rank, role: name the random streams of the environments.
+
+    Raises:
+        EnvWorkerError: if an environment cannot be made.
+        ValueError: if the environments have different spaces.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[MakeEnv]],
+        exploration: ExplorationSetup,
+        context: BaseContext,
+        *,
+        gin_bindings: str | None,
+        seed: int | None,
+        rank: int,
+        role: str,
+    ) -> None:
+        self._envs_per_group = [len(group) for group in groups]
+        self._has_exploration = exploration.wrapper_type is not None
+        self._conns: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._closed = False
+        # Holds no reference to self, so it also runs when this object is collected; at exit it runs in any
+        # case.
+        self._finalizer = weakref.finalize(self, _end_workers, self._conns, self._processes, os.getpid())
+        try:
+            first_index = 0
+            for group in groups:
+                setup = WorkerSetup(
+                    make_envs=group,
+                    first_index=first_index,
+                    exploration=exploration,
+                    gin_bindings=gin_bindings,
+                )
+                self._start_worker(context, setup)
+                first_index += len(group)
+            specs: list[GroupSpec] = [self._receive(i) for i in range(len(groups))]
+            spec = common_spec(specs, 0)
+            super().__init__(spec, self._share_block(specs, spec), seed=seed, rank=rank, role=role)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_worker(self, context: BaseContext, setup: WorkerSetup) -> None:
+        ours, theirs = context.Pipe()
+        # Spawned processes receive only what they are sent, so there is nothing to close in them.
+        inherited = (*self._conns, ours) if context.get_start_method() == "fork" else ()
+        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=worker_main,
+            args=(theirs, inherited, setup),
+            name=f"amago-envs-{setup.first_index}",
+            daemon=True,
+        )
+        self._conns.append(ours)
+        self._processes.append(process)
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._processes.pop()
+            raise _unpicklable(setup, context, error) from error
+        finally:
+            # Only the worker may hold its end: its death then shows as the end of the pipe.
+            theirs.close()
+
+    def _share_block(self, specs: Sequence[GroupSpec], spec: GroupSpec) -> StepArrays:
+        fields = layout(spec.observation_space, spec.rl2_space, spec.action_space)
+        num_rows = sum(spec.rows_per_env)
+        size = block_size(fields, num_rows)
+        descriptor = open_shared_block(size)
+        try:
+            self._first_rows: list[int] = []
+            start = 0
+            for i, group_spec in enumerate(specs):
+                stop = start + sum(group_spec.rows_per_env)
+                rows = SharedRows(fields=fields, num_rows=num_rows, start=start, stop=stop)
+                self._send(i, pickle.dumps(rows))
+                reduction.send_handle(self._conns[i], descriptor, self._processes[i].pid)
+                self._first_rows.append(start)
+                start = stop
+            return carve(fields, num_rows, mmap.mmap(descriptor, size))
+        finally:
+            os.close(descriptor)
+
+    def reset(self, seed: int | None = None) -> PolicyInput:
+        self._check_open()
+        seeds = self._seeds(seed)
+        for i, part in enumerate(self._split(seeds)):
+            self._send(i, RESET + pickle.dumps(part))
+        names: list[str] = []
+        for i in range(len(self._conns)):
+            names += self._receive(i)
+        return self._after_reset(names)
+
+    def step(self, actions: Array) -> VectorStep:
+        self._check_actions(actions)
+        self._arrays.policy_actions[...] = actions
+        for i in range(len(self._conns)):
+            self._send(i, STEP)
+        notes: list[tuple[int, StepNotes]] = []
+        for i, first_row in enumerate(self._first_rows):
+            note = self._receive(i)
+            if note is not None:
+                notes.append((first_row, note))
+        return self._read_step(notes)
+
+    def render(self) -> None:
+        self._check_open()
+        self._send(0, RENDER)
+        self._receive(0)
+
+    def exploration_state(self) -> list[ExplorationState]:
+        self._check_open()
+        for i in range(len(self._conns)):
+            self._send(i, GET_EXPLORATION)
+        return [state for i in range(len(self._conns)) for state in self._receive(i)]
+
+    def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
+        self._check_open()
+        self._check_states(states, len(self._rows_per_env) if self._has_exploration else 0)
+        if not states:
+            return
+        for i, part in enumerate(self._split(states)):
+            self._send(i, SET_EXPLORATION + pickle.dumps(part))
+        for i in range(len(self._conns)):
+            self._receive(i)
+
+    def close(self) -> None:
+        self._closed = True
+        self._finalizer()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the vector environment is closed: make a new one")
+
+    def _split(self, per_env: Sequence[Any]) -> list[list[Any]]:
+        """One entry per environment, by worker."""
+        parts: list[list[Any]] = []
+        start = 0
+        for count in self._envs_per_group:
+            parts.append(list(per_env[start : start + count]))
+            start += count
+        return parts
+
+    def _send(self, worker: int, message: bytes) -> None:
+        try:
+            self._conns[worker].send_bytes(message)
+        except OSError:
+            # A worker that failed has already sent why; that is more to the point than a broken pipe.
+            self._receive(worker)
+            raise self._died(worker) from None
+
+    def _receive(self, worker: int) -> Any:
+        """The answer of a worker, None if it is empty; closes all and raises EnvWorkerError if it failed."""
+        try:
+            message = self._conns[worker].recv_bytes()
+        except (EOFError, OSError):
+            raise self._died(worker) from None
+        answer = pickle.loads(message) if message else None
+        if not isinstance(answer, WorkerFailure):
+            return answer
+        self.close()
+        raise EnvWorkerError(
+            f"environment {answer.environment} raised while {answer.doing}: {answer.error}\n\n"
+            f"Traceback of the worker process:\n{answer.worker_traceback}"
+        )
+
+    def _died(self, worker: int) -> EnvWorkerError:
+        process = self._processes[worker]
+        process.join(CLOSE_SECONDS)
+        code = process.exitcode
+        first = sum(self._envs_per_group[:worker])
+        last = first + self._envs_per_group[worker] - 1
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        names = sorted(set(getattr(self, "env_names", ())))
+        self.close()
+        return EnvWorkerError(
+            f"the worker process of environments {first} to {last} died without a word ({how}); "
+            f"environment names: {', '.join(names) or 'not known yet'}"
+        )
+
+
+def _unpicklable(setup: WorkerSetup, context: BaseContext, error: Exception) -> ValueError:
+    method = context.get_start_method()
+    for i, make_env in enumerate(setup.make_envs):
+        try:
+            pickle.dumps(make_env)
+        except Exception:
+            name = getattr(make_env, "__qualname__", repr(make_env))
+            return ValueError(
+                f"the callable of environment {setup.first_index + i}, {name!r}, cannot be sent to a process "
+                f"started by {method!r}: use a function at the top level of a module (functools.partial of one "
+                "included) in place of a lambda or an inner function, or mp_context='fork'"
+            )
+    return ValueError(f"the environments cannot be sent to a process started by {method!r}: {error}")
+
+
+def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: int) -> None:
+    """Asks all workers to end, waits for them, and ends those by force that do not."""
+    # A process forked from the owner holds copies of these objects, but the workers are not its own.
+    if os.getpid() != owner:
+        return
+    for conn in conns:
+        try:
+            conn.send_bytes(CLOSE)
+        except OSError:
+            continue
+    for process in processes:
+        process.join(CLOSE_SECONDS)
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+            process.join(CLOSE_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+    for conn in conns:
+        conn.close()
+
+
+def default_context(name: str | None) -> BaseContext:
+    """The multiprocessing context of that name; None is "fork" where there is one, as people pass lambdas."""
+    methods = multiprocessing.get_all_start_methods()
+    if name is None:
+        name = "fork" if "fork" in methods else methods[0]
+    if name not in methods:
+        raise ValueError(f"mp_context must be one of {', '.join(methods)}, got {name!r}")
+    return multiprocessing.get_context(name)

@@ -1,0 +1,95 @@
+"""`make_vector_env`: one function for every way of stepping environments together."""
+
+import difflib
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from amago.envs.vector.async_env import AsyncVectorEnv, default_context
+from amago.envs.vector.group import ExplorationSetup, MakeEnv
+from amago.envs.vector.sync import SyncVectorEnv
+from amago.envs.vector.types import VectorEnv
+
+ENV_MODES = ("sync", "async", "already_vectorized")
+
+
+def make_vector_env(
+    make_envs: Sequence[MakeEnv],
+    *,
+    env_mode: str,
+    exploration_wrapper_type: type[Any] | None = None,
+    seed: int | None = None,
+    rank: int = 0,
+    role: str = "env",
+    mp_context: str | None = None,
+    envs_per_worker: int | None = None,
+    gin_bindings: str | None = None,
+) -> VectorEnv:
+    """Environments that are stepped together.
+
+    Args:
+        make_envs: one callable per environment, each returning an `AMAGOEnv`.
+        env_mode: "sync" steps them in this process; "async" in worker processes over shared memory;
+            "already_vectorized" takes one callable, whose environment has `batched_envs` rows of its own.
+        exploration_wrapper_type: wrapped around each environment; None for evaluation.
+        seed: fixes the streams of environments and exploration; None draws fresh entropy.
+        rank: of the process in a distributed run.
+        role: of the environments' random streams, "env" for training and "eval" for evaluation.
+        mp_context: "fork", "spawn" or "forkserver" (async only); "fork" by default where there is one.
+        envs_per_worker: environments in one process (async only); by default as many as spread them evenly
+            over the processor cores.
+        gin_bindings: gin configuration for workers that do not inherit it (spawn, forkserver).
+
+    Raises:
+        ValueError: for an unknown mode or context, no callables, or more than one for "already_vectorized".
+        EnvWorkerError: if an environment cannot be made in its worker.
+    """
+    make_envs = list(make_envs)
+    if env_mode not in ENV_MODES:
+        near = difflib.get_close_matches(env_mode, ENV_MODES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"env_mode must be one of {', '.join(ENV_MODES)}, got {env_mode!r}. {hint}".rstrip())
+    if not make_envs:
+        raise ValueError("make_envs is empty: pass one callable per environment")
+    for i, make_env in enumerate(make_envs):
+        if not callable(make_env):
+            raise TypeError(f"make_envs[{i}] must be a callable that makes an AMAGOEnv, got {make_env!r}")
+    if env_mode == "already_vectorized" and len(make_envs) != 1:
+        raise ValueError(
+            "env_mode 'already_vectorized' takes one callable, whose environment steps all rows, "
+            f"got {len(make_envs)}"
+        )
+    exploration = ExplorationSetup(wrapper_type=exploration_wrapper_type, seed=seed, rank=rank)
+    if env_mode != "async":
+        return SyncVectorEnv(make_envs, exploration, seed=seed, rank=rank, role=role)
+    context = default_context(mp_context)
+    return AsyncVectorEnv(
+        _spread(make_envs, envs_per_worker),
+        exploration,
+        context,
+        gin_bindings=None if context.get_start_method() == "fork" else gin_bindings,
+        seed=seed,
+        rank=rank,
+        role=role,
+    )
+
+
+def _spread(make_envs: Sequence[MakeEnv], envs_per_worker: int | None) -> list[Sequence[MakeEnv]]:
+    """The callables of each worker, in order; by default one worker per core, of nearly equal sizes."""
+    total = len(make_envs)
+    if envs_per_worker is None:
+        workers = min(total, available_cores())
+    elif envs_per_worker < 1:
+        raise ValueError(f"envs_per_worker must be at least 1, got {envs_per_worker}")
+    else:
+        return [make_envs[i : i + envs_per_worker] for i in range(0, total, envs_per_worker)]
+    bounds = [total * i // workers for i in range(workers + 1)]
+    return [make_envs[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def available_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,168 @@
+"""What runs in a worker process: a group of environments that steps when a token arrives.
+
+The arrays lie in shared memory, so the pipe carries one byte to the worker and, unless there are metrics, new
+names or an error to tell, an empty message back. Torch is never touched here: forked processes may not use
+it.
+"""
+
+import contextlib
+import mmap
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+from amago.envs.vector.buffers import Field, StepArrays, block_size, carve
+from amago.envs.vector.group import EnvGroup, ExplorationSetup, MakeEnv
+
+STEP, RESET, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = b"s", b"r", b"v", b"g", b"l", b"c"
+PARENT_CHECK_SECONDS = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerSetup:
+    """What a worker process is started with.
+
+    Args:
+        make_envs: one callable per environment of this worker.
+        first_index: number of the first of them among all environments.
+        exploration: wrapped around each of them.
+        gin_bindings: parsed first, in processes that do not inherit the bindings of the main process.
+    """
+
+    make_envs: Sequence[MakeEnv]
+    first_index: int
+    exploration: ExplorationSetup
+    gin_bindings: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SharedRows:
+    """Which rows of the shared block belong to a worker; its descriptor is sent separately."""
+
+    fields: dict[str, Field]
+    num_rows: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerFailure:
+    """What a worker reports before it ends because an environment raised."""
+
+    environment: str
+    doing: str
+    error: str
+    worker_traceback: str
+
+
+def worker_main(conn: Connection, inherited: Sequence[Connection], setup: WorkerSetup) -> None:
+    """Runs until told to close, an environment raises, or the main process is gone.
+
+    Args:
+        conn: the worker's end of its pipe.
+        inherited: ends of pipes that a fork copied into this process; closed, so that every pipe ends with
+            its owner.
+        setup: the environments.
+    """
+    # Ctrl-C reaches the whole process group; the main process decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    worker = _Worker(conn)
+    try:
+        worker.run(setup)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        # The main process is gone: nobody is left to tell.
+        pass
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            conn.send_bytes(pickle.dumps(worker.failure(error)))
+    finally:
+        with contextlib.suppress(Exception):
+            worker.close()
+        conn.close()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """Ends this process when the main one has died without a word, even in the middle of a long step."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+class _Worker:
+    """The state of a worker process, kept apart so that a failure can be described from it."""
+
+    def __init__(self, conn: Connection) -> None:
+        self.conn = conn
+        self.doing = "being made"
+        self.group = EnvGroup(0)
+
+    def run(self, setup: WorkerSetup) -> None:
+        if setup.gin_bindings is not None:
+            import gin
+
+            import amago.envs  # noqa: F401 (registers what the bindings name)
+
+            gin.parse_config(setup.gin_bindings, skip_unknown=True)
+        self.group.first_index = setup.first_index
+        self.group.make(setup.make_envs, setup.exploration)
+        self.conn.send_bytes(pickle.dumps(self.group.spec))
+        arrays = self._map(pickle.loads(self.conn.recv_bytes()))
+        self.group.attach(arrays)
+        while (message := self.conn.recv_bytes())[:1] != CLOSE:
+            self.conn.send_bytes(self._answer(arrays, message))
+        self.doing = "being closed"
+        self.group.close()
+        self.conn.send_bytes(b"")
+
+    def _map(self, shared: SharedRows) -> StepArrays:
+        descriptor = reduction.recv_handle(self.conn)
+        block = mmap.mmap(descriptor, block_size(shared.fields, shared.num_rows))
+        os.close(descriptor)
+        return carve(shared.fields, shared.num_rows, block).rows(shared.start, shared.stop)
+
+    def _answer(self, arrays: StepArrays, message: bytes) -> bytes:
+        command, group = message[:1], self.group
+        answer: Any = None
+        if command == STEP:
+            self.doing = "stepping"
+            # A copy: environments may keep their action, and the next one arrives in the same memory.
+            self.actions = arrays.policy_actions.copy()
+            answer = group.step(self.actions)
+        elif command == RESET:
+            self.doing = "being reset"
+            answer = group.reset(pickle.loads(message[1:]))
+        elif command == RENDER:
+            self.doing = "rendering"
+            group.render()
+        elif command == GET_EXPLORATION:
+            answer = group.exploration_state()
+        elif command == SET_EXPLORATION:
+            group.load_exploration_state(pickle.loads(message[1:]))
+        return b"" if answer is None else pickle.dumps(answer)
+
+    def failure(self, error: Exception) -> WorkerFailure:
+        """What happened, where, and to whom."""
+        doing = self.doing
+        if doing == "stepping":
+            doing += f" with action {self.group.active_rows(self.actions).tolist()}"
+        return WorkerFailure(
+            environment=self.group.active_name,
+            doing=doing,
+            error=f"{type(error).__name__}: {error}",
+            worker_traceback=traceback.format_exc(),
+        )
+
+    def close(self) -> None:
+        self.group.close()
