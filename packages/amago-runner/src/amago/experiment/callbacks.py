@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
@@ -44,7 +44,7 @@ class Counters:
         }
 
 
-class Callback(Protocol):
+class Callback:
     """Hooks of a run. `section` is "train", "val" or "test"; metric names come without that prefix."""
 
     def on_start(self, experiment: Experiment) -> None:

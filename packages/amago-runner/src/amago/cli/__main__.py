@@ -1,0 +1,5 @@
+"""`python -m amago.cli` is `amago-run`."""
+
+from amago.cli import main
+
+main()

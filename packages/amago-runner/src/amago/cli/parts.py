@@ -1,0 +1,73 @@
+"""The classes of an agent, chosen by their registered names, and the gin settings that size them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from amago.agent import BaseAgent
+from amago.cli.environments import EnvFacts
+from amago.cli.options import UsageProblem
+from amago.cli.recipes import Recipe
+from amago.cli_utils import switch_agent, switch_exploration, switch_traj_encoder, switch_tstep_encoder
+from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
+from amago.experiment.gin_bindings import parameters_of
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What an Experiment builds its agent from; `bindings` are the gin settings that go with the choice."""
+
+    agent: type[BaseAgent]
+    tstep_encoder: type[TstepEncoder]
+    traj_encoder: type[TrajEncoder]
+    exploration: type[ExplorationWrapper]
+    bindings: dict[str, Any]
+
+
+def choose_parts(recipe: Recipe, facts: EnvFacts) -> Parts:
+    """Looks the recipe's names up and collects their settings, the recipe's own gin settings last.
+
+    Raises:
+        UsageProblem: a name that is not registered; the nearest one is suggested.
+    """
+    bindings: dict[str, Any] = {}
+    agent = _named("--agent", lambda: switch_agent(bindings, recipe.agent))
+    tstep_encoder = _named("--tstep-encoder", lambda: switch_tstep_encoder(bindings, recipe.tstep_encoder))
+    traj_encoder = _named(
+        "--traj-encoder",
+        lambda: switch_traj_encoder(bindings, recipe.traj_encoder, recipe.memory_size, recipe.memory_layers),
+    )
+    exploration = _named("--exploration", lambda: _choose_exploration(bindings, recipe, facts))
+    bindings.update(recipe.gin)
+    return Parts(
+        agent=agent,
+        tstep_encoder=tstep_encoder,
+        traj_encoder=traj_encoder,
+        exploration=exploration,
+        bindings=bindings,
+    )
+
+
+def _choose_exploration(
+    bindings: dict[str, Any], recipe: Recipe, facts: EnvFacts
+) -> type[ExplorationWrapper]:
+    """Exploration whose schedule fits the run and whose rollouts are as long as the environment's."""
+    known = parameters_of(get_exploration_cls(recipe.exploration))
+    fitting: dict[str, Any] = {"steps_anneal": recipe.anneal_steps}
+    if facts.time_limit is not None:
+        fitting["rollout_horizon"] = facts.time_limit
+    taken = {name: value for name, value in fitting.items() if name in known}
+    return switch_exploration(bindings, recipe.exploration, **taken)
+
+
+def _named(option: str, choose: Callable[[], T]) -> T:
+    try:
+        return choose()
+    except ValueError as error:
+        raise UsageProblem(str(error), option) from error

@@ -1,0 +1,186 @@
+"""Pictures of finished runs, drawn from their `metrics.jsonl` and `summary.json` without a display.
+
+Two panels: the return over environment steps, and the success of each attempt in the final evaluation (where
+the environment reports attempts). Several runs share them, which is how an agent is set beside its control.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amago.cli.report import Summary, mean_return
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METRICS_FILE = "metrics.jsonl"
+PICTURE_FILE = "learning_curve.png"
+
+# Okabe and Ito's palette: told apart by colour-blind readers and in grey.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "D", "^", "v", "P")
+_ENCODERS = {
+    "transformer": "Transformer",
+    "ff": "feed-forward, no memory",
+    "identity": "no sequence model",
+    "rnn": "GRU",
+    "mamba": "Mamba",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Returns over training, one point per evaluation."""
+
+    env_steps: list[float] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """What is drawn of one run: evaluations and exploring episodes during training, and the final figures."""
+
+    label: str
+    evaluated: Curve
+    explored: Curve
+    summary: Summary
+
+
+def read_run(folder: Path, label: str | None = None) -> RunFigures:
+    """Collects a finished run's figures; raises FileNotFoundError if a file of it is missing."""
+    summary = Summary.load(folder)
+    curves = {"val": Curve(), "train": Curve()}
+    with (folder / METRICS_FILE).open() as lines:
+        for line in lines:
+            record = json.loads(line)
+            curve = curves.get(record["section"])
+            value = mean_return(record["metrics"])
+            if curve is not None and value is not None:
+                curve.env_steps.append(float(record["axes"]["total_frames"]))
+                curve.returns.append(value)
+    evaluated = curves["val"]
+    # The final evaluation is the curve's last point: it belongs to the weights that training ended with.
+    if summary.mean_return is not None:
+        evaluated.env_steps.append(float(summary.env_steps))
+        evaluated.returns.append(summary.mean_return)
+    return RunFigures(
+        label=label if label is not None else summary.run,
+        evaluated=evaluated,
+        explored=curves["train"],
+        summary=summary,
+    )
+
+
+def default_labels(summaries: Sequence[Summary]) -> list[str]:
+    """Legend texts: the sequence models' names where these tell the runs apart, else the runs' names."""
+    encoders = [_ENCODERS.get(summary.traj_encoder, summary.traj_encoder) for summary in summaries]
+    return encoders if len(set(encoders)) == len(encoders) else [summary.run for summary in summaries]
+
+
+def draw_runs(runs: Sequence[RunFigures], path: Path) -> None:
+    """Draws the runs into one PNG at `path`, whose folder is made if needed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with_attempts = any(run.summary.success_by_attempt for run in runs)
+    figure = Figure(figsize=(10.0, 4.2) if with_attempts else (6.4, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: list[Axes] = list(figure.subplots(1, 2 if with_attempts else 1, squeeze=False)[0])
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25, linewidth=0.6)
+    _draw_returns(panels[0], runs)
+    if with_attempts:
+        _draw_attempts(panels[1], runs)
+    figure.suptitle(_title(runs), fontsize=12)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, facecolor="white")
+
+
+def _title(runs: Sequence[RunFigures]) -> str:
+    summary = runs[0].summary
+    name = summary.env
+    if arguments := ", ".join(f"{key}={value}" for key, value in summary.env_args.items()):
+        name += f" ({arguments})"
+    return name
+
+
+def _draw_returns(panel: Axes, runs: Sequence[RunFigures]) -> None:
+    several = len(runs) > 1
+    for place, run in enumerate(runs):
+        colour = _COLOURS[place % len(_COLOURS)]
+        panel.plot(
+            run.explored.env_steps,
+            run.explored.returns,
+            color=colour,
+            alpha=0.3,
+            linewidth=1.2,
+            label=None if several else "training, with exploration",
+        )
+        panel.plot(
+            run.evaluated.env_steps,
+            run.evaluated.returns,
+            color=colour,
+            linewidth=1.8,
+            marker=_MARKERS[place % len(_MARKERS)],
+            markersize=4,
+            label=run.label if several else "evaluation",
+        )
+    panel.set_xlabel("environment steps")
+    panel.set_ylabel("mean return of an episode")
+    panel.xaxis.set_major_formatter(_thousands)
+    panel.set_title(
+        "Learning curve" + (" (faint: training, with exploration)" if several else ""), fontsize=10
+    )
+    panel.legend(frameon=False, loc="best", fontsize=9)
+
+
+def _draw_attempts(panel: Axes, runs: Sequence[RunFigures]) -> None:
+    best = max(runs, key=lambda run: sum(run.summary.success_by_attempt))
+    for place, run in enumerate(runs):
+        rates = run.summary.success_by_attempt
+        if not rates:
+            continue
+        attempts = range(1, len(rates) + 1)
+        colour = _COLOURS[place % len(_COLOURS)]
+        panel.plot(
+            attempts,
+            rates,
+            color=colour,
+            linewidth=1.8,
+            marker=_MARKERS[place % len(_MARKERS)],
+            markersize=6,
+            label=f"{run.label}: return {run.summary.mean_return:.2f}",
+        )
+        # Numbers of the best run stand above its line and the others' below theirs, so that they keep apart.
+        shift = 8 if run is best else -15
+        for attempt, rate in zip(attempts, rates, strict=True):
+            panel.annotate(
+                f"{rate:.2f}",
+                (attempt, rate),
+                xytext=(0, shift),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=colour,
+            )
+        panel.set_xticks(list(attempts))
+    panel.set_ylim(0.0, 1.08)
+    panel.set_xlabel("attempt at the same task")
+    panel.set_ylabel("success rate")
+    episodes = runs[0].summary.eval_episodes
+    panel.set_title(f"Success by attempt after training ({episodes:,} fresh episodes)", fontsize=10)
+    if len(runs) > 1:
+        panel.legend(frameon=False, loc="lower right", fontsize=9)
+
+
+def _thousands(value: float, position: float) -> str:
+    """Tick text: 64000 as "64k", 1500000 as "1.5M"."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
