@@ -52,10 +52,13 @@ $(INSTALLED): pyproject.toml constraints.txt $(PACKAGE_PATHS:%=%/pyproject.toml)
 	touch $@
 
 train: setup  ## train the quickstart: MetaFrozenLake, results in runs/quickstart
-	$(BIN)/amago-run train $(ARGS)
+	$(BIN)/amago-run train --overwrite $(ARGS)
 
-train-control: setup  ## the quickstart beside an agent without memory; draws the picture in docs/
-	$(BIN)/amago-run compare $(ARGS)
+train-control: setup  ## the quickstart beside an agent without memory; draws docs/quickstart.png
+	$(BIN)/amago-run train --overwrite $(ARGS)
+	$(BIN)/amago-run train --overwrite --run-name quickstart-no-memory --traj-encoder ff $(ARGS)
+	$(BIN)/amago-run compare quickstart quickstart-no-memory --label Transformer --label 'no memory' \
+		--out docs/quickstart.png
 
 test: setup  ## all tests but the long trainings and those for a GPU
 	$(PYTEST) -m 'not slow and not gpu' $(ARGS)
