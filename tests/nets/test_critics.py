@@ -1,0 +1,108 @@
+"""Critic ensembles against the golden numbers and against the unfactored formula."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from amago.nets.actor_critic import NCritics, gammas_as_input_seq
+from amago.nets.actor_critic.ensemble import EnsembleMLP
+
+GAMMAS = torch.tensor([0.1, 0.9, 0.999])
+
+
+def tensors(case):
+    return {key: torch.from_numpy(value) for key, value in case.arrays.items()}
+
+
+def state_of(arrays):
+    return {key.removeprefix("state."): value for key, value in arrays.items() if key.startswith("state.")}
+
+
+@pytest.mark.parametrize("name", ["ncritics_cont", "ncritics_disc"])
+def test_values_equal_the_golden_numbers(golden, name):
+    case = golden(name)
+    t = tensors(case)
+    critic = NCritics(
+        state_dim=case.case["state_dim"],
+        action_dim=case.case["action_dim"],
+        discrete=case.case["discrete"],
+        gammas=torch.tensor(case.case["gammas"]),
+        num_critics=case.case["num_critics"],
+        d_hidden=case.case["d_hidden"],
+        n_layers=case.case["n_layers"],
+    )
+    critic.load_state_dict(state_of(t), strict=True)
+    torch.testing.assert_close(critic(t["state"], t["action"]), t["y"], atol=1e-5, rtol=1e-4)
+
+
+def plain_values(critic, state, action):
+    """[state, discount, action] built for every sample and discount, one critic at a time, in float64."""
+    k, b, length, g, _ = action.shape
+    gamma = gammas_as_input_seq(critic.gammas, b, length).double()
+    inputs = torch.cat(
+        (
+            state.double()[None, :, :, None].expand(k, b, length, g, -1),
+            gamma[None].expand(k, -1, -1, -1, -1),
+            action.double().clamp(-0.999, 0.999),
+        ),
+        dim=-1,
+    )
+    layers = [critic.net.inp_layer, *critic.net.core_layers, critic.net.output_layer]
+    values = []
+    for c in range(critic.num_critics):
+        x = inputs
+        for i, layer in enumerate(layers):
+            x = x @ layer.weight[c].double() + layer.bias[0, 0, c].double()
+            x = F.leaky_relu(x) if i < len(layers) - 1 else x
+        values.append(x)
+    return torch.stack(values, dim=3)  # (K, B, L, C, G, 1)
+
+
+@pytest.mark.parametrize(("n_layers", "samples", "seed"), [(1, 1, 0), (2, 3, 1), (4, 2, 2)])
+def test_the_factored_first_layer_is_exact_in_values_and_gradients(n_layers, samples, seed):
+    torch.manual_seed(seed)
+    critic = NCritics(5, 3, False, GAMMAS, 4, d_hidden=7, n_layers=n_layers).double()
+    state = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
+    action = (torch.rand(samples, 2, 6, 3, 3, dtype=torch.float64) * 2 - 1).requires_grad_()
+    inputs = [state, action, *critic.parameters()]
+    ours, plain = critic(state, action), plain_values(critic, state, action)
+    torch.testing.assert_close(ours, plain)
+    upstream = torch.randn_like(ours)
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(plain, inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_discrete_values_are_expectations_under_the_probabilities():
+    torch.manual_seed(0)
+    critic = NCritics(5, 3, True, GAMMAS, 2, d_hidden=8)
+    state = torch.randn(2, 4, 5)
+    one_hots = torch.eye(3)[:, None, None, None].expand(3, 2, 4, 3, 3)  # (K = A, B, L, G, A)
+    probs = torch.softmax(torch.randn(1, 2, 4, 3, 3), dim=-1)
+    each = critic(state, one_hots)  # (A, B, L, C, G, 1)
+    expected = torch.einsum("ablcgx,blga->blcgx", each, probs[0])
+    torch.testing.assert_close(critic(state, probs)[0], expected)
+
+
+def test_weights_start_uniform_within_the_documented_bounds():
+    torch.manual_seed(0)
+    net = EnsembleMLP(3, 48, 75, 2, 4)
+    for layer, fan_in in [(net.inp_layer, 48), (net.core_layers[0], 75), (net.output_layer, 75)]:
+        bound = (3.0 / fan_in) ** 0.5
+        assert bound * 0.97 < layer.weight.abs().max() <= bound
+        assert layer.bias.abs().max() <= (1.0 / fan_in) ** 0.5
+        assert abs(layer.weight.std().item() - bound / 3**0.5) < 0.05 * bound
+
+
+def test_gammas_are_seen_as_symlog_of_their_horizon():
+    features = gammas_as_input_seq(torch.tensor([0.0, 0.9, 1.0]), 2, 5)
+    assert features.shape == (2, 5, 3, 1)
+    torch.testing.assert_close(
+        features[1, 3, :, 0], torch.log(torch.tensor([2.0, 11.0, 1e6 + 1])), rtol=1e-4, atol=0
+    )
+
+
+def test_an_ensemble_without_layers_is_an_error():
+    with pytest.raises(ValueError, match="n_layers must be at least 1, got 0"):
+        EnsembleMLP(2, 3, 4, 0, 1)
