@@ -47,7 +47,7 @@ class UnitBall(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to the same shape."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / ((length.detach() if self.detach else length) + _EPS)
 
 

@@ -1,0 +1,108 @@
+"""Embeddings of goals: short sequences of numbers or tokens that say what an episode is about.
+
+Shapes: B batch, L timesteps, K goals of width D each.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _GoalEmb(nn.Module, ABC):
+    """Checks the goals' shape and replaces the embedding by zeros if asked."""
+
+    def __init__(self, goal_length: int, goal_dim: int, goal_emb_dim: int, zero_embedding: bool) -> None:
+        super().__init__()
+        self.goal_shape = (goal_length, goal_dim)
+        self.goal_emb_dim = goal_emb_dim
+        self.zero_embedding = zero_embedding
+
+    def forward(self, goals: Tensor) -> Tensor:
+        """Goals (B, L, K, D) to (B, L, goal_emb_dim); ValueError for another K or D."""
+        if tuple(goals.shape[-2:]) != self.goal_shape:
+            raise ValueError(f"goals must end in shape {self.goal_shape}, got {tuple(goals.shape)}")
+        emb = self.embed(goals.flatten(-2))
+        return torch.zeros_like(emb) if self.zero_embedding else emb
+
+    @abstractmethod
+    def embed(self, goals: Tensor) -> Tensor:
+        """Flattened goals (B, L, K · D) to (B, L, goal_emb_dim)."""
+
+
+class FFGoalEmb(_GoalEmb):
+    """Two linear layers on all goals at once.
+
+    Args:
+        goal_length: number K of goals.
+        goal_dim: width D of a goal.
+        goal_emb_dim: width of the embedding, at least 2.
+        zero_embedding: return zeros of the same shape.
+    """
+
+    def __init__(
+        self, goal_length: int, goal_dim: int, goal_emb_dim: int = 32, zero_embedding: bool = False
+    ) -> None:
+        super().__init__(goal_length, goal_dim, goal_emb_dim, zero_embedding)
+        if goal_emb_dim < 2:
+            raise ValueError(f"goal_emb_dim must be at least 2, got {goal_emb_dim!r}")
+        self.ff1 = nn.Linear(goal_length * goal_dim, goal_emb_dim // 2)
+        self.ff2 = nn.Linear(goal_emb_dim // 2, goal_emb_dim)
+        self.goal_norm = nn.LayerNorm(goal_emb_dim)
+
+    def embed(self, goals: Tensor) -> Tensor:
+        """Flattened goals (B, L, K · D) to (B, L, goal_emb_dim)."""
+        out: Tensor = self.goal_norm(self.ff2(F.leaky_relu(self.ff1(goals))))
+        return out
+
+
+class TokenGoalEmb(_GoalEmb):
+    """A recurrent network over the goals' integers as tokens.
+
+    Args:
+        goal_length: number K of goals.
+        goal_dim: width D of a goal.
+        min_token: smallest integer of a goal.
+        max_token: largest integer of a goal.
+        goal_emb_dim: width of the embedding.
+        embedding_dim: width of a token's embedding.
+        hidden_size: width of the recurrent layer.
+        zero_embedding: return zeros of the same shape.
+    """
+
+    def __init__(
+        self,
+        goal_length: int,
+        goal_dim: int,
+        min_token: int = -128,
+        max_token: int = 128,
+        goal_emb_dim: int = 32,
+        embedding_dim: int = 16,
+        hidden_size: int = 64,
+        zero_embedding: bool = False,
+    ) -> None:
+        super().__init__(goal_length, goal_dim, goal_emb_dim, zero_embedding)
+        if max_token < min_token:
+            raise ValueError(f"max_token must be at least min_token={min_token}, got {max_token!r}")
+        self.min_token = min_token
+        self.max_token = max_token
+        self.goal_emb = nn.Embedding(max_token - min_token + 1, embedding_dim)
+        self.goal_rnn = nn.RNN(embedding_dim, hidden_size, batch_first=True)
+        self.goal_ff = nn.Linear(hidden_size, goal_emb_dim)
+        self.goal_norm = nn.LayerNorm(goal_emb_dim)
+
+    def embed(self, goals: Tensor) -> Tensor:
+        """Flattened integer goals (B, L, K · D) to (B, L, goal_emb_dim); ValueError outside the tokens' range."""
+        tokens = goals.long()
+        if tokens.numel() and not (
+            self.min_token <= int(tokens.min()) and int(tokens.max()) <= self.max_token
+        ):
+            raise ValueError(
+                f"goals must lie in [min_token, max_token] = [{self.min_token}, {self.max_token}], "
+                f"got values from {int(tokens.min())} to {int(tokens.max())}"
+            )
+        sequences = tokens.reshape(-1, tokens.shape[-1]) - self.min_token  # (B L, K D)
+        _, last_hidden = self.goal_rnn(self.goal_emb(sequences))  # (1, B L, hidden)
+        out: Tensor = self.goal_norm(self.goal_ff(last_hidden.squeeze(0)))
+        return out.reshape(*tokens.shape[:-1], self.goal_emb_dim)

@@ -1,0 +1,27 @@
+"""Trajectory encoders: causal sequence models from timestep vectors to state vectors.
+
+Chosen by name from a registry that user code can add to: "identity", "ff" (no memory), "rnn" (GRU) and
+"transformer".
+"""
+
+from amago.nets.traj_encoders.base import (
+    TrajEncoder,
+    get_traj_encoder_cls,
+    list_registered_traj_encoders,
+    register_traj_encoder,
+)
+from amago.nets.traj_encoders.ff import FFTrajEncoder
+from amago.nets.traj_encoders.gru import GRUTrajEncoder
+from amago.nets.traj_encoders.identity import IdentityTrajEncoder
+from amago.nets.traj_encoders.transformer import TformerTrajEncoder
+
+__all__ = [
+    "FFTrajEncoder",
+    "GRUTrajEncoder",
+    "IdentityTrajEncoder",
+    "TformerTrajEncoder",
+    "TrajEncoder",
+    "get_traj_encoder_cls",
+    "list_registered_traj_encoders",
+    "register_traj_encoder",
+]

@@ -1,0 +1,82 @@
+"""A trajectory encoder without memory: the control that shows what memory is worth."""
+
+from typing import Any
+
+import gin
+from torch import Tensor, nn
+
+from amago.nets.activations import activation_switch
+from amago.nets.ff import FFBlock, LayerType, Normalization
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.utils import add_activation_log
+
+
+@register_traj_encoder("ff")
+@gin.configurable(module="amago.nets.traj_encoders")
+class FFTrajEncoder(TrajEncoder):
+    """Residual feed-forward blocks on each timestep alone, of the size of a Transformer's.
+
+    Args:
+        tstep_dim: width of the timestep vectors.
+        max_seq_len: longest sequence in training.
+        d_model: width of the residual stream and of the output.
+        d_ff: hidden width of a block, None for 4 times `d_model`.
+        n_layers: number of blocks.
+        dropout: probability of dropping a hidden activation, and an output.
+        activation: see `activation_switch`.
+        norm: normalisation within blocks, see `Normalization`.
+        out_norm: normalisation of the output.
+        layer_type: makes the layers of a block, called with (inputs, outputs).
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_ff: int | None = None,
+        n_layers: int = 1,
+        dropout: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str | None = None,
+        out_norm: str | None = "layer",
+        layer_type: LayerType = nn.Linear,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        self.d_model = d_model
+        self.traj_emb = nn.Linear(tstep_dim, d_model)
+        self.traj_blocks = nn.ModuleList(
+            FFBlock(
+                d_model,
+                4 * d_model if d_ff is None else d_ff,
+                dropout=dropout,
+                activation=activation,
+                norm=norm,
+                layer_type=layer_type,
+            )
+            for _ in range(n_layers)
+        )
+        self.traj_last = nn.Linear(d_model, d_model)
+        self.out_norm = Normalization(out_norm, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.activation = activation_switch(activation)
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of the output, `d_model`."""
+        return self.d_model
+
+    def forward(
+        self,
+        seq: Tensor,
+        time_idxs: Tensor | None = None,
+        hidden_state: Any = None,
+        log_dict: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """(B, L, tstep_dim) to (B, L, d_model); the hidden state is passed on unchanged."""
+        x = self.activation(self.traj_emb(seq))
+        for block in self.traj_blocks:
+            x = block(x)
+        out = self.dropout(self.out_norm(self.traj_last(x)))
+        add_activation_log("traj_encoder", out, log_dict)
+        return out, hidden_state

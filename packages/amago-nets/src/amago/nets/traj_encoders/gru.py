@@ -1,0 +1,72 @@
+"""A recurrent trajectory encoder: constant cost per step, and a memory that never truncates."""
+
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago.nets.ff import Normalization
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.utils import add_activation_log
+
+
+@register_traj_encoder("rnn")
+@gin.configurable(module="amago.nets.traj_encoders")
+class GRUTrajEncoder(TrajEncoder):
+    """Stacked gated recurrent units (Cho et al. 2014), a linear layer and a norm.
+
+    The hidden state is (n_layers, B, d_hidden); None stands for zeros.
+
+    Args:
+        tstep_dim: width of the timestep vectors.
+        max_seq_len: longest sequence in training; rollouts may go on for longer.
+        d_hidden: width of the recurrent layers.
+        n_layers: number of recurrent layers.
+        d_output: width of the output.
+        norm: normalisation of the output, see `Normalization`.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        d_output: int = 256,
+        norm: str | None = "layer",
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        self.d_output = d_output
+        self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
+        self.out = nn.Linear(d_hidden, d_output)
+        self.out_norm = Normalization(norm, d_output)
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of the output, `d_output`."""
+        return self.d_output
+
+    def reset_hidden_state(self, hidden_state: Tensor | None, dones: Any) -> Tensor | None:
+        """Zeroes the rows with True in `dones` (B,), an array, tensor or list of bool."""
+        if hidden_state is None:
+            return None
+        ended = torch.as_tensor(dones, dtype=torch.bool, device=hidden_state.device).reshape(1, -1, 1)
+        if ended.shape[1] != hidden_state.shape[1]:
+            raise ValueError(
+                f"dones must hold one bool for each of {hidden_state.shape[1]} rows, got {ended.shape[1]}"
+            )
+        return hidden_state.masked_fill(ended, 0.0)
+
+    def forward(
+        self,
+        seq: Tensor,
+        time_idxs: Tensor | None = None,
+        hidden_state: Tensor | None = None,
+        log_dict: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(B, L, tstep_dim) to (B, L, d_output), and the hidden state after the last timestep."""
+        features, new_hidden_state = self.rnn(seq, hidden_state)
+        out = self.out_norm(self.out(features))
+        add_activation_log("traj_encoder", out, log_dict)
+        return out, new_hidden_state

@@ -1,0 +1,99 @@
+"""The interface of timestep encoders and their registry.
+
+`rl2s` holds what meta-RL adds to an observation (Duan et al. 2016, "RL²"): the previous reward, then the
+previous action.
+
+Shapes: B batch, L timesteps, A action width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago.nets.masking import current_timestep_mask, mask_from_filler, timestep_mask
+from amago.nets.registry import Registry
+from amago.nets.specs import as_obs_spec
+
+
+@gin.configurable(module="amago.nets.tstep_encoders")
+class TstepEncoder(nn.Module, ABC):
+    """Maps each timestep alone to a vector. Subclasses override `inner_forward` and `emb_dim`.
+
+    Args:
+        obs_space: the space of dict observations, or a mapping of key to shape.
+        rl2_space: the space of `rl2s`, or its shape (1 + A,).
+        hide_rl2s: replace previous reward and action by zeros.
+        hide_rewards: replace the previous reward by zero.
+    """
+
+    def __init__(
+        self, obs_space: Any, rl2_space: Any, hide_rl2s: bool = False, hide_rewards: bool = False
+    ) -> None:
+        super().__init__()
+        self.obs_space = obs_space
+        self.rl2_space = rl2_space
+        self.hide_rl2s = hide_rl2s
+        self.hide_rewards = hide_rewards
+
+    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None) -> Tensor:
+        """Encodes observations (B, L, ...) and rl2s (B, L, 1 + A) as (B, L, emb_dim).
+
+        Layers that keep statistics learn which timesteps are padding before anything is hidden.
+        """
+        mask = current_timestep_mask()
+        if mask is None and self.training:
+            mask = mask_from_filler(rl2s)
+        if self.hide_rl2s:
+            rl2s = torch.zeros_like(rl2s)
+        elif self.hide_rewards:
+            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        with timestep_mask(mask):
+            return self.inner_forward(obs, rl2s, log_dict=log_dict)
+
+    @abstractmethod
+    def inner_forward(
+        self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None
+    ) -> Tensor:
+        """The encoder's network: observations (B, L, ...) and rl2s (B, L, 1 + A) to (B, L, emb_dim)."""
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """Width of the output."""
+
+
+def rl2_dim(rl2_space: Any) -> int:
+    """The width 1 + A of `rl2s`, from its space or shape."""
+    return as_obs_spec(rl2_space)["observation"].dim
+
+
+_REGISTRY: Registry[TstepEncoder] = Registry("timestep encoder")
+_Encoder = TypeVar("_Encoder", bound=TstepEncoder)
+
+
+def register_tstep_encoder(name: str) -> Callable[[type[_Encoder]], type[_Encoder]]:
+    """Class decorator that makes a timestep encoder available as `name`.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+
+    def enter(cls: type[_Encoder]) -> type[_Encoder]:
+        _REGISTRY.register(name)(cls)
+        return cls
+
+    return enter
+
+
+def get_tstep_encoder_cls(name: str) -> type[TstepEncoder]:
+    """The class registered as `name`; raises ValueError that suggests the nearest name."""
+    return _REGISTRY.get(name)
+
+
+def list_registered_tstep_encoders() -> list[str]:
+    """All names, sorted."""
+    return _REGISTRY.names()
