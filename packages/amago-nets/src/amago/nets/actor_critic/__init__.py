@@ -1,8 +1,7 @@
 """Actor and critic heads.
 
-- `base`: what all heads share.
-- `actor`: the actors; `critic`: the critics that regress returns, on the layers of `ensemble`.
-- `popart`: normalisation of critic targets.
+`base` holds what all heads share, `actor` the actors, `critic` the ensemble of critics on its layers in
+`ensemble`, and `popart` the normalisation of their values.
 """
 
 from amago.nets.actor_critic.actor import Actor, ResidualActor
