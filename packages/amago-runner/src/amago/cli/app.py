@@ -16,8 +16,8 @@ from typer.core import TyperCommand
 
 from amago.cli import flags
 from amago.cli.options import UsageProblem, nearest, parse_arguments
-from amago.cli.recipes import QUICKSTART_NAME, recipe_for
-from amago.cli.runs import find_run
+from amago.cli.recipes import recipe_for
+from amago.cli.runs import default_run_name, find_run
 
 app = typer.Typer(
     help="Train and evaluate agents that adapt by remembering.",
@@ -123,7 +123,7 @@ def train(
             "seed": seed,
         }
         request = Request(
-            folder=run_dir / (run_name or (QUICKSTART_NAME if env is None else env.replace("/", "-"))),
+            folder=run_dir / (run_name or default_run_name(env)),
             recipe=recipe_for(env),
             changes={name: value for name, value in changes.items() if value is not None},
             gin_files=tuple(gin or ()),

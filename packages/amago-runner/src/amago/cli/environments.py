@@ -193,7 +193,10 @@ def _unknown(env_id: str, version: int | None) -> str:
     for base, complete in known.items():
         hint = hint.replace(f"{base!r}", f"{complete!r}")
     builtin = ", ".join(BUILTINS)
-    return f"no environment is called {env_id!r}.{hint} Builtin are {builtin}; every gymnasium id works too."
+    return (
+        f"no environment is called {env_id!r}.{hint} Builtin are {builtin}; every gymnasium id works too, one "
+        "that another package registers as PACKAGE:ID."
+    )
 
 
 def _gymnasium_parameters(spec: EnvSpec) -> list[str] | None:
@@ -208,7 +211,7 @@ def _gymnasium_parameters(spec: EnvSpec) -> list[str] | None:
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return [parameter.name for parameter in parameters] + list(_MAKE_ARGUMENTS)
+    return list(dict.fromkeys([*(parameter.name for parameter in parameters), *_MAKE_ARGUMENTS]))
 
 
 def _check_arguments(name: str, args: Mapping[str, Any], known: list[str] | None) -> None:

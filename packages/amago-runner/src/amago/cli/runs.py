@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 from amago.cli.options import UsageProblem, suggestion
-from amago.cli.recipes import Recipe
+from amago.cli.recipes import QUICKSTART_NAME, Recipe
 
 RUN_FILE = "run.json"
+
+
+def default_run_name(env: str | None) -> str:
+    """What a run is called that was given no name: as its environment, with what a folder cannot hold replaced."""
+    return QUICKSTART_NAME if env is None else re.sub(r"[/\\:]", "-", env)
 
 
 def find_run(run: str, run_dir: Path) -> Path:

@@ -1,0 +1,94 @@
+"""A name on the command line means an environment, and a wrong one is answered with the right one."""
+
+import pickle
+
+import pytest
+
+from amago.cli.environments import BUILTINS, inspect_environment, resolve_environment
+from amago.cli.options import UsageProblem
+
+
+@pytest.mark.parametrize("name", sorted(BUILTINS))
+def test_every_builtin_environment_is_made_and_known_to_end(name: str) -> None:
+    maker = resolve_environment(name, {})
+    facts = inspect_environment(maker)
+    env = maker()
+    env.reset(seed=0)
+    assert env.env_name == name
+    assert facts.time_limit is not None
+    assert facts.max_seq_len == facts.time_limit
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["MetaFrozenLake", "TMazeAltActive", "TMazeAltPassive"])
+def test_the_time_limit_is_the_length_of_the_longest_episode(name: str) -> None:
+    maker = resolve_environment(name, {})
+    env = maker.make()
+    env.reset(seed=0)
+    steps, done = 0, False
+    while not done:
+        # In each of them action 0 never reaches a goal, so the clock ends the episode.
+        _, _, terminated, truncated, _ = env.step(0)
+        done = terminated or truncated
+        steps += 1
+    assert steps == inspect_environment(maker).time_limit
+
+
+def test_a_gymnasium_id_without_its_version_means_the_newest() -> None:
+    assert resolve_environment("CartPole", {}).name == "CartPole-v1"
+
+
+def test_an_id_with_its_package_imports_the_package() -> None:
+    maker = resolve_environment("gymnasium.envs.classic_control:Pendulum-v1", {"g": 3.0})
+    assert maker().env_name == "Pendulum-v1"
+
+
+def test_a_window_fits_the_time_limit_of_a_gymnasium_environment() -> None:
+    short = resolve_environment("CartPole-v1", {"max_episode_steps": 20})
+    assert inspect_environment(short).max_seq_len == 20
+    usual = inspect_environment(resolve_environment("CartPole-v1", {}))
+    assert (usual.time_limit, usual.max_seq_len) == (500, 128)
+
+
+def test_a_maker_travels_to_a_spawned_worker() -> None:
+    maker = resolve_environment("MetaFrozenLake", {"size": 4})
+    copy = pickle.loads(pickle.dumps(maker))
+    assert copy == maker
+    assert copy().observation_space == maker().observation_space
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("MetaFrozenLak", "MetaFrozenLake"),
+        ("metafrozenlake", "MetaFrozenLake"),
+        ("TMazeAltPasive", "TMazeAltPassive"),
+        ("CartPol-v1", "CartPole-v1"),
+        ("CartPoel", "CartPole-v1"),
+        ("CartPole-v9", "CartPole-v1"),
+    ],
+)
+def test_a_mistyped_environment_suggests_the_right_one(typed: str, meant: str) -> None:
+    with pytest.raises(UsageProblem, match=f"Did you mean '{meant}'"):
+        resolve_environment(typed, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "meant"),
+    [("MetaFrozenLake", "sise", "size"), ("Pendulum-v1", "max_episode_stps", "max_episode_steps")],
+)
+def test_a_mistyped_environment_argument_suggests_the_right_one(name: str, typed: str, meant: str) -> None:
+    with pytest.raises(UsageProblem, match=f"Did you mean '{meant}'") as caught:
+        resolve_environment(name, {typed: 3})
+    assert caught.value.option == "--env-arg"
+
+
+def test_an_environment_that_cannot_be_made_says_why() -> None:
+    maker = resolve_environment("MetaFrozenLake", {"size": 1})
+    with pytest.raises(UsageProblem, match="size must be at least 2"):
+        inspect_environment(maker)
+
+
+def test_a_package_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(UsageProblem, match="no_such_package"):
+        resolve_environment("no_such_package:Env-v0", {})

@@ -1,0 +1,148 @@
+"""Summaries, tables and pictures of finished runs."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from amago.cli.plots import default_labels, draw_runs, read_run
+from amago.cli.report import RETURN_METRIC, Summary, mean_return, show_summary, success_by_attempt, versions
+
+LAKE_METRICS = {
+    RETURN_METRIC: 2.25,
+    "Average Total Return in MetaFrozenLake": 2.25,
+    **{
+        f"Average Episode {attempt} Success in MetaFrozenLake": rate
+        for attempt, rate in enumerate([0.5, 0.75, 1.0])
+    },
+}
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Callable[..., Path]:
+    """Makes the folder of a finished run."""
+
+    def make(name: str, traj_encoder: str = "transformer", metrics: dict[str, float] | None = None) -> Path:
+        metrics = LAKE_METRICS if metrics is None else metrics
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = []
+        for frames in (0, 1600, 3200):
+            for section in ("val", "train", "dataset"):
+                record = {
+                    "section": section,
+                    "axes": {"total_frames": frames},
+                    "metrics": {RETURN_METRIC: frames / 1600} if section != "dataset" else {"size": 1},
+                }
+                lines.append(json.dumps(record))
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        Summary(
+            run=name,
+            env="MetaFrozenLake",
+            env_args={"size": 3},
+            agent="agent",
+            tstep_encoder="ff",
+            traj_encoder=traj_encoder,
+            seed=3,
+            mean_return=mean_return(metrics),
+            success_by_attempt=success_by_attempt(metrics),
+            eval_episodes=1000,
+            env_steps=4800,
+            gradient_steps=300,
+            wall_seconds=12.5,
+            metrics=metrics,
+            versions=versions(),
+        ).save(folder)
+        return folder
+
+    return make
+
+
+def is_picture(path: Path, least_width: int) -> bool:
+    """Whether `path` is an image of a sensible size that is not of one colour."""
+    with Image.open(path) as image:
+        width, height = image.size
+        colours = image.convert("RGB").getcolors(maxcolors=width * height)
+        return (
+            least_width <= width <= 3000
+            and 400 <= height <= 2000
+            and colours is not None
+            and len(colours) > 50
+        )
+
+
+def test_success_by_attempt_is_in_the_order_of_attempts() -> None:
+    rates = {f"Average Episode {attempt} Success in Lake": attempt / 20 for attempt in (10, 2, 0, 1)}
+    assert success_by_attempt(rates) == [0.0, 0.05, 0.1, 0.5]
+
+
+def test_success_by_attempt_averages_over_environment_names() -> None:
+    metrics = {"Average Episode 0 Success in A": 0.2, "test/Average Episode 0 Success in B, hard": 0.6}
+    assert success_by_attempt(metrics) == pytest.approx([0.4])
+
+
+def test_metrics_without_attempts_have_no_success_by_attempt() -> None:
+    assert success_by_attempt({"Average Success in TMaze": 0.9, RETURN_METRIC: 1.0}) == []
+
+
+def test_without_a_finished_episode_there_is_no_mean_return() -> None:
+    assert mean_return({}) is None
+
+
+def test_a_summary_file_holds_the_promised_figures(finished: Callable[..., Path]) -> None:
+    folder = finished("run")
+    content = json.loads((folder / "summary.json").read_text())
+    assert content["mean_return"] == 2.25
+    assert content["success_by_attempt"] == [0.5, 0.75, 1.0]
+    assert (content["env_steps"], content["gradient_steps"]) == (4800, 300)
+    assert (content["wall_seconds"], content["seed"], content["env"]) == (12.5, 3, "MetaFrozenLake")
+    assert content["versions"]["torch"]
+    assert Summary.load(folder) == Summary(**content)
+
+
+def test_the_final_table_shows_each_attempt_within_80_columns(finished: Callable[..., Path]) -> None:
+    folder = finished("run")
+    console = Console(width=80, record=True, file=io.StringIO())
+    show_summary(console, Summary.load(folder), folder.relative_to(folder.parent), Path("run/curve.png"))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    for attempt, rate in [("1", "50.0%"), ("2", "75.0%"), ("3", "100.0%")]:
+        assert any(line.split()[1:3] == [attempt, rate] for line in lines)
+
+
+def test_the_learning_curve_is_a_picture_that_ends_with_the_final_figures(
+    finished: Callable[..., Path],
+) -> None:
+    folder = finished("run")
+    run = read_run(folder)
+    assert run.evaluated.env_steps == [0.0, 1600.0, 3200.0, 4800.0]
+    assert run.evaluated.returns == [0.0, 1.0, 2.0, 2.25]
+    draw_runs([run], folder / "curve.png")
+    assert is_picture(folder / "curve.png", least_width=1200)
+
+
+def test_an_environment_without_attempts_has_one_panel(finished: Callable[..., Path]) -> None:
+    folder = finished("run", metrics={RETURN_METRIC: 431.0})
+    draw_runs([read_run(folder)], folder / "curve.png")
+    with Image.open(folder / "curve.png") as image:
+        assert image.size[0] < 1200
+    assert is_picture(folder / "curve.png", least_width=800)
+
+
+def test_two_runs_share_one_picture_in_a_folder_that_is_made(
+    finished: Callable[..., Path], tmp_path: Path
+) -> None:
+    folders = [finished("memory"), finished("control", traj_encoder="ff")]
+    labels = default_labels([Summary.load(folder) for folder in folders])
+    assert labels == ["Transformer", "feed-forward, no memory"]
+    picture = tmp_path / "docs" / "both.png"
+    draw_runs([read_run(folder, label) for folder, label in zip(folders, labels, strict=True)], picture)
+    assert is_picture(picture, least_width=1200)
+
+
+def test_runs_with_the_same_memory_are_told_apart_by_name(finished: Callable[..., Path]) -> None:
+    assert default_labels([Summary.load(finished("a")), Summary.load(finished("b"))]) == ["a", "b"]
