@@ -26,7 +26,7 @@ class RescaledBeta(Distribution):
     has_rsample = True
 
     def __init__(self, alpha: Tensor, beta: Tensor, clip: tuple[float, float]) -> None:
-        self.base = UnitBeta(alpha, beta)
+        self.base = UnitBeta(alpha, beta, validate_args=False)
         self.clip = clip
         super().__init__(self.base.batch_shape, validate_args=False)
 

@@ -40,4 +40,4 @@ class Multibinary(PolicyOutput):
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> Bits:
         """The distribution over bits for logits (..., A)."""
-        return Bits(logits=vec.float())
+        return Bits(logits=vec.float(), validate_args=False)

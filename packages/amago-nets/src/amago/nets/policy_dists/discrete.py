@@ -56,18 +56,32 @@ class ClippedCategorical(Categorical):
         high: ceiling of a probability, in (low, 1].
     """
 
-    def __init__(
-        self, vec: Tensor, low: float = 0.0, high: float = 1.0, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, vec: Tensor, low: float = 0.0, high: float = 1.0) -> None:
         softmax = torch.softmax(vec.float(), dim=-1)
         clipped = clip_probs(softmax.detach(), low, high)
-        super().__init__(probs=straight_through(clipped, softmax), validate_args=validate_args)
+        super().__init__(probs=straight_through(clipped, softmax), validate_args=False)
+        # The parameters are right by construction, or NaN, which whoever optimises must be able to count and
+        # skip. Values are still checked as torch's default has it.
+        del self._validate_args
         tiny = torch.finfo(torch.float32).tiny
         self.logits = straight_through(clipped.clamp_min(tiny).log(), softmax.clamp_min(tiny).log())
 
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π of indices, broadcast against the batch shape (...).
+
+        Raises:
+            ValueError: for numbers that are no indices, such as one-hot vectors (see `DiscreteLikeContinuous`).
+        """
+        if value.is_floating_point():
+            logp: Tensor = Categorical.log_prob(self, value)
+        else:
+            index, logits = torch.broadcast_tensors(value.long().unsqueeze(-1), self.logits)
+            logp = logits.gather(-1, index[..., :1]).squeeze(-1)
+        return logp
+
     def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
         """A view with a larger batch shape; a plain Categorical that shares the clipped parameters."""
-        plain: Categorical = Categorical(probs=self.probs).expand(batch_shape, _instance)
+        plain: Categorical = Categorical(probs=self.probs, validate_args=False).expand(batch_shape, _instance)
         plain.logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[-1:])
         return plain
 

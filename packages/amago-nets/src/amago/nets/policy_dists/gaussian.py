@@ -74,7 +74,7 @@ class SquashedNormal(_Squashed):
     def __init__(self, loc: Tensor, std: Tensor, clip: tuple[float, float]) -> None:
         self.loc = loc
         self.std = std
-        super().__init__(Normal(loc, std), clip)
+        super().__init__(Normal(loc, std, validate_args=False), clip)
 
     @property
     def mode(self) -> Tensor:
@@ -214,8 +214,12 @@ class GMM(PolicyOutput):
         shape = (*vec.shape[:-1], self.gmm_modes, self.d_action)
         std = self.std_activation(raw_std, self.std_low, self.std_high)
         add_activation_log("GMM std", std, log_dict)
-        components = Independent(Normal(loc.reshape(shape), std.reshape(shape)), 1)
-        mixture = MixtureSameFamily(Categorical(logits=logits), components)
+        normals = Normal(loc.reshape(shape), std.reshape(shape), validate_args=False)
+        mixture = MixtureSameFamily(
+            Categorical(logits=logits, validate_args=False),
+            Independent(normals, 1, validate_args=False),
+            validate_args=False,
+        )
         return SquashedMixture(mixture, (-_ATANH_LIMIT, _ATANH_LIMIT))
 
 
