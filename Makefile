@@ -89,6 +89,7 @@ lock: setup  ## write uv.lock anew, for changed dependencies
 
 pins: setup  ## write constraints.txt anew from what is installed
 	$(BIN)/python scripts/pin.py constraints.txt
+	touch $(INSTALLED)
 
 wheels: setup  ## the five wheels, in dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only

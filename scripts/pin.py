@@ -9,12 +9,12 @@ from importlib import metadata
 from pathlib import Path
 
 OLDEST_PYTHON = (3, 10)
-TORCH = "torch==2.13.0"
-HEADER = f"""\
+BY_HAND = {"torch": "2.13.0", "hatchling": "1.33.0"}
+HEADER = """\
 # The versions that the project is developed and tested with. The Makefile's pip commands all use this file,
 # and `make pins` writes it anew from what is installed. The packages themselves ask for ranges.
-# torch is pinned by hand: a plain `torch` fetches gigabytes of GPU libraries on a machine without a GPU.
-{TORCH}
+# Pinned by hand: torch, for a plain `torch` fetches gigabytes of GPU libraries on a machine without a GPU, and
+# hatchling, which lives in the temporary environments that packages are built in.
 """
 
 
@@ -27,11 +27,11 @@ def python_marker(requires_python: str) -> str:
 
 
 def pin_lines(distributions: list[metadata.Distribution]) -> list[str]:
-    """One `name==version` a line, sorted; our own packages and torch, which is pinned by hand, left out."""
+    """One `name==version` a line, sorted; our own packages and those pinned by hand left out."""
     pins = {}
     for distribution in distributions:
         name = re.sub(r"[-_.]+", "-", distribution.name).lower()
-        if name != "torch" and not name.startswith("amago-"):
+        if name not in BY_HAND and not name.startswith("amago-"):
             requires_python = distribution.metadata.get_all("Requires-Python") or [""]
             marker = python_marker(requires_python[0])
             pins[name] = f"{name}=={distribution.version}{marker}"
@@ -39,4 +39,6 @@ def pin_lines(distributions: list[metadata.Distribution]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(HEADER + "\n".join(pin_lines(list(metadata.distributions()))) + "\n")
+    lines = [f"{name}=={version}" for name, version in BY_HAND.items()]
+    lines += pin_lines(list(metadata.distributions()))
+    Path(sys.argv[1]).write_text(HEADER + "\n".join(lines) + "\n")

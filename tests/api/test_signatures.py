@@ -82,8 +82,11 @@ def differences(listed: str, ours: inspect.Signature) -> list[str]:
     names = {name for name, _ in wanted}
     parameters = list(ours.parameters.values())
     positional = [p.name for p in parameters if p.kind in POSITIONAL]
+    kinds = {p.kind for p in parameters}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    passes_on = takes_any and inspect.Parameter.VAR_POSITIONAL in kinds
     for index, (name, default) in enumerate(wanted):
-        if name.startswith("*"):
+        if name.startswith("*") or (passes_on and index >= len(positional)):
             continue
         if positional[index : index + 1] != [name]:
             found.append(f"argument {index} should be {name!r}, positional: {positional}")
@@ -100,7 +103,6 @@ def differences(listed: str, ours: inspect.Signature) -> list[str]:
         )
         if added and parameter.default is inspect.Parameter.empty:
             found.append(f"{parameter.name} is ours and has no default")
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     if "**kwargs" in names and "*args" not in names and not takes_any:
         found.append("should take further keyword arguments")
     return found
@@ -173,6 +175,7 @@ def test_class_has_the_listed_constructor_base_methods_and_properties(module: st
         ("a, b=1.0", "a, b=1", 0),
         ("*args, **kwargs", "", 0),
         ("a, **kwargs", "a, **kwargs", 0),
+        ("a, b=1", "*args, **kwargs", 0),
         ("a, b=1", "a, b=2", 1),
         ("a, b=1", "a, b=True", 1),
         ("a, b=1", "a, b", 1),
