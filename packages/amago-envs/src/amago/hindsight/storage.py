@@ -193,7 +193,8 @@ def _rows_of(name: str, part: tuple[int, int], rows: int) -> tuple[int, int]:
 
 def _read_npz(path: Path, part: tuple[int, int] | None) -> Iterator[tuple[str, Array]]:
     if part is None or compressed_members(path):
-        with np.load(path, allow_pickle=False) as archive:
+        # numpy leaves a file open that it opened itself and then finds to be no archive
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
                 array = archive[name]
                 if part is not None:
