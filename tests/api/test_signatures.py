@@ -110,9 +110,9 @@ def differences(listed: str, ours: inspect.Signature) -> list[str]:
 
 def bound_signature(owner: type, name: str) -> inspect.Signature:
     """The signature of a method as a caller of an instance sees it, without `self`."""
-    function = inspect.getattr_static(owner, name)
-    function = getattr(function, "__func__", function)
-    signature = inspect.signature(function)
+    signature = inspect.signature(getattr(owner, name))
+    if isinstance(inspect.getattr_static(owner, name), staticmethod | classmethod):
+        return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
