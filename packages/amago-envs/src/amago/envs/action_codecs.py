@@ -9,6 +9,9 @@
 
 E = environments behind one AMAGOEnv, A = width of the representation. A batched environment receives arrays with
 the leading axis E, an unbatched one (E = 1) without it.
+
+This is on the path of every step, with arrays of a few numbers, where numpy's cost is per call: hence
+`np.count_nonzero` in place of `.any()` and `.all()`, which take ten times as long there.
 """
 
 from abc import ABC, abstractmethod
@@ -52,7 +55,9 @@ class ActionCodec(ABC):
 
     def _rows(self, action: Any, width: int) -> Array:
         array = np.asarray(action)
-        if array.size != self.batched_envs * width or array.dtype == object:
+        if array.shape == (self.batched_envs, width) and array.dtype.kind in "fiub":
+            return array
+        if array.size != self.batched_envs * width or array.dtype.kind not in "fiub":
             raise ValueError(
                 f"action has shape {array.shape}; {self.policy_space} takes shape "
                 f"({self.batched_envs}, {width}), one row for each environment"
@@ -90,9 +95,7 @@ class DiscreteCodec(ActionCodec):
                 item = action.item()
             except (AttributeError, ValueError):
                 item = self._rows(action, 1).item()
-            index = int(item)
-            if index != item:
-                raise ValueError(f"action {item} is not a whole number, which {self.policy_space} takes")
+            index = item if isinstance(item, int) else self._whole_number(item)
             if not 0 <= index < self.width:
                 raise self._out_of_range(index)
             return index
@@ -100,6 +103,11 @@ class DiscreteCodec(ActionCodec):
         if indices.min() < 0 or indices.max() >= self.width:
             raise self._out_of_range(indices)
         return indices
+
+    def _whole_number(self, item: Any) -> int:
+        if not isinstance(item, float) or not item.is_integer():
+            raise ValueError(f"action {item!r} is not a whole number, which {self.policy_space} takes")
+        return int(item)
 
     def to_env(self, checked: Any) -> Any:
         return checked + self.start
@@ -129,7 +137,7 @@ class MultiDiscreteCodec(ActionCodec):
 
     def check(self, action: Any) -> npt.NDArray[np.int64]:
         choices = self._whole_numbers(self._rows(action, len(self.sizes)))
-        if (choices < 0).any() or (choices >= self.sizes).any():
+        if np.count_nonzero((choices < 0) | (choices >= self.sizes)):
             raise self._out_of_range(choices)
         return choices
 
@@ -155,7 +163,7 @@ class MultiBinaryCodec(ActionCodec):
 
     def check(self, action: Any) -> npt.NDArray[np.int8]:
         bits = self._whole_numbers(self._rows(action, self.width))
-        if (bits & ~1).any():
+        if np.count_nonzero(bits & ~1):
             raise self._out_of_range(bits)
         return bits.astype(np.int8)
 
@@ -191,15 +199,15 @@ class BoxCodec(ActionCodec):
         self._env_shape = tuple(space.shape)
         self._env_dtype = np.dtype(space.dtype)
         self._low, self._high = low, high
-        self._half_range = (high - low) / 2.0
+        self._half_range = high / 2.0 - low / 2.0
         self._scales_nothing = self._env_dtype == np.float32 and bool(
             (low == -1.0).all() and (high == 1.0).all()
         )
 
     def check(self, action: Any) -> npt.NDArray[np.float32]:
         array = self._rows(action, self.width)
-        # Written so that NaN fails as well.
-        if not np.abs(array).max(initial=0.0) <= 1.0:
+        # Counted so that NaN fails as well.
+        if np.count_nonzero(np.abs(array) <= 1.0) != array.size:
             raise self._out_of_range(array)
         return array.astype(np.float32, copy=False)
 
@@ -207,11 +215,13 @@ class BoxCodec(ActionCodec):
         if self._scales_nothing:
             scaled = checked.copy()
         else:
-            scaled = self._low + (checked + np.float64(1.0)) * self._half_range
+            scaled = np.add(checked, 1.0, dtype=np.float64)
+            scaled *= self._half_range
+            scaled += self._low
             if self._env_dtype.kind in "iu":
                 np.rint(scaled, out=scaled)
-            # Rounding can leave the bounds by one unit in the last place.
-            scaled = np.minimum(np.maximum(scaled, self._low), self._high).astype(self._env_dtype)
+            # Rounding can pass the upper bound by a unit in the last place; the lower one is met exactly.
+            scaled = np.minimum(scaled, self._high).astype(self._env_dtype)
         return _with_env_shape(scaled, self._env_shape, self.batched_envs)
 
     def represent(self, checked: Any) -> npt.NDArray[np.float32]:

@@ -170,7 +170,7 @@ def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
     def add_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
         num_envs = len(eps)
         explores = rng.random(num_envs) < eps  # (E,)
-        if not explores.any():
+        if not np.count_nonzero(explores):
             return action
         noisy = action.reshape(num_envs, -1).copy()
         # floor(u * n) is uniform enough for any n an action space can have, and far cheaper than rng.integers.
@@ -185,5 +185,8 @@ def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
 def _gaussian_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
     rows = action.reshape(len(eps), -1)
     noise = eps[:, None] * rng.standard_normal(rows.shape)
-    noisy: npt.NDArray[np.float32] = np.clip(rows + noise, -1.0, 1.0).astype(np.float32).reshape(action.shape)
+    noise += rows
+    np.minimum(noise, 1.0, out=noise)
+    np.maximum(noise, -1.0, out=noise)
+    noisy: npt.NDArray[np.float32] = noise.astype(np.float32).reshape(action.shape)
     return noisy

@@ -1,0 +1,98 @@
+"""Helpers around environments: conversions of spaces, action wrappers, vector environments in one process.
+
+`AlreadyVectorizedEnv` and `DummyAsyncVectorEnv` give `amago.envs.vector` the interface of a gymnasium environment.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from amago.envs.action_wrappers import (
+    ContinuousActionWrapper,
+    DiscreteActionWrapper,
+    MultiBinaryActionWrapper,
+)
+from amago.envs.amago_env import AMAGOEnv
+from amago.envs.spaces import extend_box_obs_space_by, space_convert
+from amago.envs.vector import PolicyInput, VectorEnv, make_vector_env
+from amago.hindsight.timestep import Array
+
+__all__ = [
+    "AlreadyVectorizedEnv",
+    "ContinuousActionWrapper",
+    "DiscreteActionWrapper",
+    "DummyAsyncVectorEnv",
+    "MultiBinaryActionWrapper",
+    "extend_box_obs_space_by",
+    "space_convert",
+]
+
+Inputs = tuple[dict[str, Array], Array, Array]
+
+
+class _VectorAdapter(gym.Env[Inputs, Array]):
+    def __init__(self, vector_env: VectorEnv) -> None:
+        self.vector_env = vector_env
+        self.num_envs = vector_env.num_envs
+        self.observation_space = vector_env.observation_space  # type: ignore[assignment] # of one row
+        self.action_space = vector_env.action_space
+
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[Inputs, dict[str, Any]]:
+        """Starts an episode in every row; takes `seed`. Returns `((obs, rl2s, time_idxs), {})`."""
+        seed = kwargs.get("seed", args[0] if args else None)
+        return _as_tuple(self.vector_env.reset(seed=seed)), {}
+
+    def render(self) -> None:
+        """Renders the first environment."""
+        self.vector_env.render()
+
+    def step(self, action: Array) -> Any:
+        """Steps all rows; rows whose episode ended begin the next one in the same step.
+
+        Args:
+            action: (N, ...) policy actions, one row for each environment.
+
+        Returns:
+            `((obs, rl2s (N, 1 + A), time_idxs (N, 1)), rewards (N,), terminated (N,), truncated (N,), info)`, where
+            `info["step"]` is the whole `VectorStep`. The arrays hold until the next step.
+        """
+        step = self.vector_env.step(action)
+        return _as_tuple(step.inputs), step.rewards, step.terminated, step.truncated, {"step": step}
+
+    def close(self) -> None:
+        """Closes every environment."""
+        self.vector_env.close()
+
+
+def _as_tuple(inputs: PolicyInput) -> Inputs:
+    return inputs.obs, inputs.rl2s, inputs.time_idxs.reshape(-1, 1)
+
+
+class AlreadyVectorizedEnv(_VectorAdapter):
+    """One environment that steps many rows itself (`AMAGOEnv(env, batched_envs=N)`).
+
+    Args:
+        env_funcs: one callable that makes it.
+
+    Raises:
+        ValueError: unless there is exactly one.
+    """
+
+    def __init__(self, env_funcs: Sequence[Callable[[], AMAGOEnv]]) -> None:
+        if len(env_funcs) != 1:
+            raise ValueError(
+                f"env_funcs has {len(env_funcs)} callables; a vectorized environment is made by one"
+            )
+        super().__init__(make_vector_env(env_funcs, env_mode="already_vectorized"))
+
+
+class DummyAsyncVectorEnv(_VectorAdapter):
+    """Steps its environments one after the other in this process: for debugging, and for very fast environments.
+
+    Args:
+        env_funcs: callables that make one environment each.
+    """
+
+    def __init__(self, env_funcs: Sequence[Callable[[], AMAGOEnv]]) -> None:
+        super().__init__(make_vector_env(env_funcs, env_mode="sync"))

@@ -1,0 +1,339 @@
+"""AMAGOEnv: what it returns, names, seeds, batched environments, and both lines of gymnasium."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import amago.envs
+from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpsilonGreedy
+from amago.envs.compat import check_gymnasium_version
+from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv
+from amago.envs.metrics import extract_metrics
+
+
+def test_reset_returns_a_timestep_of_zeros_around_the_observation(space_env):
+    env = AMAGOEnv(space_env(), env_name="space")
+    timestep, info = env.reset(seed=3)
+    assert info == {}
+    assert timestep.obs["observation"].shape == (1, 2)
+    assert timestep.prev_action.shape == (1, 3)
+    assert not timestep.prev_action.any()
+    assert timestep.reward.tolist() == [0.0]
+    assert timestep.time_idx.tolist() == [0]
+    assert timestep.terminal.tolist() == [False]
+    assert (timestep.reward.dtype, timestep.time_idx.dtype) == (np.float32, np.int64)
+
+
+def test_step_returns_what_led_to_the_new_observation(space_env):
+    inner = space_env(episode_steps=2)
+    env = AMAGOEnv(inner, env_name="space")
+    env.reset(seed=0)
+    for time, ends in ((1, False), (2, True)):
+        timestep, reward, terminated, truncated, info = env.step(np.array([[2]]))
+        np.testing.assert_array_equal(timestep.obs["observation"][0], inner.returned[-1])
+        np.testing.assert_array_equal(timestep.prev_action, [[0, 0, 1]])
+        assert timestep.time_idx.tolist() == [time]
+        assert timestep.reward.tolist() == reward.tolist() == [float(time)]
+        assert timestep.terminal.tolist() == terminated.tolist() == [ends]
+        assert truncated.tolist() == [False]
+        assert (reward.dtype, terminated.dtype, truncated.dtype) == (np.float32, np.bool_, np.bool_)
+        assert info == {}
+    assert type(inner.received[0]) is int
+
+
+def test_truncation_is_not_terminal():
+    env = AMAGOEnv(gym.wrappers.TimeLimit(gym.make("CartPole-v1").unwrapped, 1), env_name="CartPole")
+    env.reset(seed=0)
+    timestep, _, terminated, truncated, _ = env.step(np.array([[0]]))
+    assert truncated.tolist() == [True]
+    assert timestep.terminal.tolist() == terminated.tolist() == [False]
+
+
+def test_kept_timesteps_do_not_change_later(space_env):
+    env = AMAGOEnv(space_env(episode_steps=10), env_name="space")
+    env.reset(seed=0)
+    kept = env.step(np.array([[1]]))[0]
+    copy = kept.copy()
+    for _ in range(3):
+        env.step(np.array([[2]]))
+    np.testing.assert_array_equal(kept.prev_action, copy.prev_action)
+    np.testing.assert_array_equal(kept.time_idx, copy.time_idx)
+    np.testing.assert_array_equal(kept.obs["observation"], copy.obs["observation"])
+
+
+@pytest.mark.parametrize(
+    ("action_space", "action", "width"),
+    [
+        (spaces.Discrete(700, start=3), np.array([[650]]), 700),
+        (spaces.MultiDiscrete([2, 3]), np.array([[1, 2]]), 5),
+        (spaces.MultiBinary(4), np.array([[1, 0, 1, 1]]), 4),
+        (spaces.Box(-3, 3, (2, 2), np.float32), np.full((1, 4), 0.5, np.float32), 4),
+    ],
+    ids=str,
+)
+def test_actions_of_every_kind(space_env, action_space, action, width):
+    inner = space_env(action_space=action_space)
+    env = AMAGOEnv(inner, env_name="space")
+    env.reset(seed=0)
+    timestep = env.step(action)[0]
+    assert env.rl2_space.shape == (1 + width,)
+    assert timestep.prev_action.shape == (1, width)
+    np.testing.assert_array_equal(timestep.prev_action, env.make_action_rep(action))
+    received = inner.received[0]
+    assert action_space.contains(received)
+
+
+def test_the_observation_space_is_unbatched_and_named(space_env):
+    env = AMAGOEnv(space_env(), env_name="space")
+    assert isinstance(env.observation_space, spaces.Dict)
+    assert env.observation_space["observation"] == spaces.Box(-1.0, 1.0, (2,), np.float32)
+    assert env.unwrapped.observation_space == spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def test_seeds_reach_the_environment():
+    env = AMAGOEnv(gym.make("CartPole-v1"), env_name="CartPole")
+    first = env.reset(seed=5)[0].obs["observation"]
+    np.testing.assert_array_equal(env.reset(seed=5)[0].obs["observation"], first)
+    assert (env.reset(seed=6)[0].obs["observation"] != first).any()
+
+
+def test_other_things_than_gymnasium_environments_are_refused():
+    with pytest.raises(TypeError, match="not a gymnasium"):
+        AMAGOEnv(object(), env_name="x")
+    with pytest.raises(ValueError, match="batched_envs is 0"):
+        AMAGOEnv(gym.make("CartPole-v1"), batched_envs=0)
+    unbounded = gym.make("CartPole-v1").unwrapped
+    unbounded.action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    with pytest.raises(ValueError, match="unbounded"):
+        AMAGOEnv(unbounded)
+
+
+# Names
+
+
+class Renaming(gym.Env):
+    """A multi-task environment: every reset begins another task, and the name says which."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    task = -1
+    k = 3
+
+    @property
+    def env_name(self) -> str:
+        return f"task{self.task}"
+
+    def reset(self, *, seed=None, options=None):
+        self.task += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_the_name_follows_the_task_through_any_wrappers(layers):
+    inner = Renaming()
+    for _ in range(layers):
+        inner = gym.wrappers.TimeLimit(inner, 10)
+    env = EpsilonGreedy(AMAGOEnv(inner))
+    names = []
+    for _ in range(3):
+        env.reset()
+        names.append(env.env_name)
+    assert names == ["task0", "task1", "task2"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_attributes_are_read_through_wrappers_on_every_gymnasium_without_warning():
+    wrapped = gym.wrappers.TimeLimit(Renaming(), 10)
+    env = EpsilonGreedy(AMAGOEnv(wrapped, env_name="x"))
+    assert env.k == 3
+    assert env.batched_envs == 1
+    assert env.env_name == "x"
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = env.no_such_name
+    with pytest.raises(AttributeError):
+        _ = env._private
+    # The fault: from gymnasium 1.0 on a plain wrapper does not forward.
+    if not gym.__version__.startswith("0."):
+        with pytest.raises(AttributeError):
+            _ = wrapped.k
+
+
+def test_without_a_name_the_id_or_the_class_serves(space_env):
+    assert AMAGOEnv(gym.make("CartPole-v1")).env_name == "CartPole-v1"
+    assert AMAGOEnv(space_env()).env_name == "SpaceEnv"
+
+
+def test_subclasses_may_name_convert_and_step_in_their_own_way(space_env):
+    class Own(AMAGOEnv):
+        @property
+        def env_name(self):
+            return "own"
+
+        def make_action_rep(self, action):
+            return -super().make_action_rep(action)
+
+        def inner_step(self, action):
+            obs, reward, *rest = super().inner_step(action)
+            return obs, 10.0 * reward, *rest
+
+        def inner_reset(self, seed=None, options=None):
+            obs, _ = super().inner_reset(seed=seed, options=options)
+            return obs, {"own": True}
+
+    env = Own(space_env())
+    assert env.env_name == "own"
+    assert env.reset(seed=0)[1] == {"own": True}
+    timestep, reward, *_ = env.step(np.array([[1]]))
+    np.testing.assert_array_equal(timestep.prev_action, [[0, -1, 0]])
+    assert reward.tolist() == [10.0]
+
+
+# k-shot environments
+
+
+class KShot(gym.Wrapper):
+    """Plays k attempts at one task in a rollout and reports each attempt's return."""
+
+    def __init__(self, env, k):
+        super().__init__(env)
+        self.k = k
+
+    def reset(self, *, seed=None, options=None):
+        self.attempt, self.attempt_return = 0, 0.0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.attempt_return += reward
+        if terminated or truncated:
+            obs, info = self.env.reset()
+            info[f"{AMAGO_ENV_LOG_PREFIX} Attempt {self.attempt} Return"] = self.attempt_return
+            self.attempt, self.attempt_return = self.attempt + 1, 0.0
+        done = self.attempt >= self.k
+        return obs, reward, done, done, info
+
+
+def test_attempts_within_a_rollout_belong_to_one_episode(space_env):
+    env = AMAGOEnv(KShot(space_env(episode_steps=3), k=2), env_name="kshot")
+    env.reset(seed=0)
+    times, reported, ended = [], {}, []
+    for _ in range(6):
+        timestep, _, terminated, _, info = env.step(np.array([[0]]))
+        times.append(int(timestep.time_idx[0]))
+        ended.append(bool(terminated[0]))
+        reported.update(extract_metrics(info))
+    assert times == [1, 2, 3, 4, 5, 6]
+    assert ended == [False] * 5 + [True]
+    assert reported == {"Attempt 0 Return": 6.0, "Attempt 1 Return": 6.0}
+
+
+# Batched environments
+
+
+def test_a_batched_environment_gets_and_gives_one_row_per_environment(counting_batch_env):
+    inner = counting_batch_env(3)
+    env = AMAGOEnv(inner, env_name="batch", batched_envs=3)
+    assert env.observation_space["observation"].shape == (1,)
+    timestep, _ = env.reset(seed=0)
+    assert timestep.obs["observation"].shape == (3, 1)
+    timestep, reward, terminated, truncated, _ = env.step(np.array([[0], [1], [2]]))
+    np.testing.assert_array_equal(inner.received[0], [5, 6, 7])
+    np.testing.assert_array_equal(timestep.prev_action, np.eye(3))
+    assert reward.dtype == np.float32
+    assert reward.shape == terminated.shape == truncated.shape == timestep.time_idx.shape == (3,)
+
+
+def test_time_starts_again_in_the_rows_that_reset_themselves(counting_batch_env):
+    env = AMAGOEnv(counting_batch_env(2), env_name="batch", batched_envs=2)
+    env.reset(seed=0)
+    times, ended = [], []
+    for _ in range(4):
+        timestep, _, terminated, _, _ = env.step(np.zeros((2, 1), dtype=np.int64))
+        times.append(timestep.time_idx.tolist())
+        ended.append(terminated.tolist())
+    assert times == [[1, 1], [2, 2], [1, 3], [2, 1]]
+    assert ended == [[False, False], [True, False], [False, True], [True, False]]
+
+
+def test_the_final_observation_of_a_batch_is_found_in_either_form(counting_batch_env):
+    env = AMAGOEnv(counting_batch_env(3), env_name="batch", batched_envs=3)
+    env.reset(seed=0)
+    env.step(np.zeros((3, 1), dtype=np.int64))
+    timestep, _, terminated, _, info = env.step(np.zeros((3, 1), dtype=np.int64))
+    rows = np.flatnonzero(terminated)
+    assert rows.tolist() == [0]
+    assert timestep.obs["observation"][0, 0] == 0.0
+    np.testing.assert_array_equal(env.final_observation(info, rows)["observation"], [[2.0]])
+    as_objects = np.array([np.array([2.0], np.float32), None, None], dtype=object)
+    np.testing.assert_array_equal(
+        env.final_observation({"final_observation": as_objects}, rows)["observation"], [[2.0]]
+    )
+    assert env.final_observation({}, rows) is None
+
+
+def test_a_batched_environment_with_another_number_of_rows_is_named(counting_batch_env):
+    env = AMAGOEnv(counting_batch_env(2), env_name="batch", batched_envs=3)
+    with pytest.raises(ValueError, match=r"\(2, 1\).*\(3, 1\)"):
+        env.reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [
+        spaces.Discrete(3),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(2),
+        spaces.Box(-2, 2, (2, 2), np.float32),
+    ],
+    ids=str,
+)
+def test_batched_actions_of_every_kind_keep_their_leading_axis(counting_batch_env, action_space):
+    inner = counting_batch_env(2, action_space)
+    env = AMAGOEnv(inner, env_name="batch", batched_envs=2)
+    env.reset(seed=0)
+    sample = np.stack([np.asarray(env.action_space.sample()).reshape(-1) for _ in range(2)])
+    env.step(sample)
+    assert np.shape(inner.received[0]) == (2, *action_space.shape)
+
+
+# Adapters and versions
+
+
+def test_vector_adapters_step_their_environments(space_env, counting_batch_env):
+    dummy = DummyAsyncVectorEnv([lambda: AMAGOEnv(space_env(), env_name="space") for _ in range(2)])
+    (obs, rl2s, times), _ = dummy.reset(seed=0)
+    assert (obs["observation"].shape, rl2s.shape, times.shape) == ((2, 2), (2, 4), (2, 1))
+    (_, rl2s, _), rewards, terminated, _, _ = dummy.step(np.array([[0], [2]]))
+    np.testing.assert_array_equal(rl2s, [[1, 1, 0, 0], [1, 0, 0, 1]])
+    np.testing.assert_array_equal(rewards, [1.0, 1.0])
+    assert terminated.tolist() == [False, False]
+    dummy.close()
+    vectorized = AlreadyVectorizedEnv(
+        [lambda: AMAGOEnv(counting_batch_env(4), env_name="batch", batched_envs=4)]
+    )
+    assert vectorized.reset(seed=0)[0][1].shape == (4, 4)
+    vectorized.close()
+    with pytest.raises(ValueError, match="2 callables"):
+        AlreadyVectorizedEnv([space_env, space_env])
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.29.1", "1.1.0", "1.4.0", "1.10.2"])
+def test_supported_gymnasium_releases(version):
+    check_gymnasium_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.28.1", "1.0.0", "1.0.0a2", "2.0.0", "unknown"])
+def test_other_gymnasium_releases_are_refused_with_the_remedy(version):
+    with pytest.raises(ImportError, match=r"gymnasium .* is installed.*pip install 'gymnasium>=1.1,<2'"):
+        check_gymnasium_version(version)
+
+
+def test_the_package_exports_its_public_names():
+    for name in amago.envs.__all__:
+        assert getattr(amago.envs, name) is not None
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = amago.envs.Nothing
