@@ -104,6 +104,8 @@ def _array_spec(value: Any) -> ArraySpec:
     """One observation array from a spec, a plain shape or a space."""
     if isinstance(value, ArraySpec):
         return value
+    if isinstance(value, ActionSpec):
+        return ArraySpec((value.dim,))
     if isinstance(value, (tuple, list)):
         return ArraySpec(_ints(value))
     action = _action_spec(value)

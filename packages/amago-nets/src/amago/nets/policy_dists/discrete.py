@@ -130,8 +130,11 @@ class Discrete(PolicyOutput):
         return straight_through(clip_probs(probs, low, self.clip_prob_high), probs)
 
     def action_from_buffer(self, action: Tensor) -> Tensor:
-        """Recorded one-hot actions (..., N), clamped to [0, 1]."""
-        return action.clamp(0.0, 1.0)
+        """Recorded one-hot actions (..., N), softened as the policy's own probabilities are.
+
+        Critics then judge data and policy alike: no action has more than `clip_prob_high` of the mass.
+        """
+        return self.clip_and_normalize(action.clamp(0.0, 1.0))
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ClippedCategorical:
         """The distribution over indices (...) for logits (..., N)."""

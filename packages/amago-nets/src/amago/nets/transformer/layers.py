@@ -123,7 +123,8 @@ class AttentionLayer(nn.Module):
     ) -> Tensor:
         """(B, L, d_model) -> (B, L, d_model); with caches L is 1 and they are written in place."""
         qkv = self.dropout_qkv(self.qkv_projection(sequence))
-        qkv = qkv.unflatten(-1, (3, self.n_heads, -1))  # (B, L, 3, H, D)
+        # Heads are the fastest axis of the projection: the layout of saved weights.
+        qkv = qkv.unflatten(-1, (3, -1, self.n_heads)).transpose(-1, -2)  # (B, L, 3, H, D)
         if self.rope is not None:
             if pos_idxs is None:
                 raise ValueError("pos_idxs must be given (B, L) where the layer uses rotary positions")

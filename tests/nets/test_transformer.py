@@ -1,0 +1,212 @@
+"""The Transformer: golden numbers, cached inference, and what its parts promise."""
+
+import gin
+import pytest
+import torch
+
+from amago.nets import transformer
+from amago.nets.traj_encoders import TformerTrajEncoder
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+GOLDEN = [f"tformer_{pos}_{kind}" for pos in ("fixed", "learnable", "rope") for kind in ("plain", "sigma")]
+SMALL = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_layers": 2, "dropout_ff": 0.0, "dropout_emb": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    gin.clear_config()
+    gin.bind_parameter("LearnablePosEmb.max_time_idx", 64)
+    yield
+    gin.clear_config()
+
+
+def golden_encoder(golden, name):
+    case = golden(name)
+    t = {key: torch.from_numpy(value.copy()) for key, value in case.arrays.items()}
+    encoder = TformerTrajEncoder(**case.case["kwargs"]).eval()
+    state = {key.removeprefix("state."): value for key, value in t.items() if key.startswith("state.")}
+    encoder.load_state_dict(state, strict=True)
+    return encoder, t
+
+
+def step_by_step(encoder, xs, times, reset_after=None, reset_rows=None):
+    hidden, outs = encoder.init_hidden_state(len(xs), "cpu"), []
+    with torch.no_grad():
+        for i in range(xs.shape[1]):
+            out, hidden = encoder(xs[:, i : i + 1], time_idxs=times[:, i : i + 1], hidden_state=hidden)
+            outs.append(out)
+            if i == reset_after:
+                hidden = encoder.reset_hidden_state(hidden, reset_rows)
+    return torch.cat(outs, dim=1)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_sequences_equal_the_golden_numbers(golden, name):
+    encoder, t = golden_encoder(golden, name)
+    torch.testing.assert_close(encoder(t["x"], t["t"])[0], t["y"], **CLOSE)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_cached_steps_past_the_window_equal_the_golden_numbers(golden, name):
+    encoder, t = golden_encoder(golden, name)
+    rows = torch.tensor([True, False, False])
+    ys = step_by_step(encoder, t["xs"], t["ts"], reset_after=encoder.max_seq_len - 2, reset_rows=rows)
+    torch.testing.assert_close(ys, t["ys"], **CLOSE)
+
+
+def windowed_history(encoder, xs, times):
+    """A forward over the whole history in which each position attends to its last max_seq_len steps."""
+    for layer in encoder.tformer.layers:
+        layer.attention_layer.self_attention = transformer.FlashAttention(
+            causal=True, window_size=(encoder.max_seq_len - 1, 0)
+        )
+    with torch.no_grad():
+        return encoder(xs, times)[0]
+
+
+@pytest.mark.parametrize("attention", [transformer.FlashAttention, transformer.VanillaAttention])
+@pytest.mark.parametrize("pos_emb", ["fixed", "learned", "rope"])
+def test_cached_steps_equal_the_history_seen_through_the_window(attention, pos_emb):
+    torch.manual_seed(0)
+    encoder = TformerTrajEncoder(5, 4, pos_emb=pos_emb, attention_type=attention, **SMALL).eval()
+    xs = torch.randn(3, 15, 5)
+    times = torch.arange(15).view(1, -1, 1).repeat(3, 1, 1)
+    steps = step_by_step(encoder, xs, times)
+    torch.testing.assert_close(steps, windowed_history(encoder, xs, times), **CLOSE)
+
+
+def test_several_steps_can_be_appended_to_the_hidden_state_at_once():
+    torch.manual_seed(0)
+    encoder = TformerTrajEncoder(5, 6, **SMALL).eval()
+    xs, times = torch.randn(2, 6, 5), torch.arange(6).view(1, -1, 1).repeat(2, 1, 1)
+    hidden = encoder.init_hidden_state(2, "cpu")
+    with torch.no_grad():
+        first, hidden = encoder(xs[:, :4], times[:, :4], hidden_state=hidden)
+        second, hidden = encoder(xs[:, 4:], times[:, 4:], hidden_state=hidden)
+        torch.testing.assert_close(torch.cat((first, second), dim=1), encoder(xs, times)[0], **CLOSE)
+
+
+def test_a_causal_encoder_does_not_see_the_future_and_another_does():
+    torch.manual_seed(0)
+    xs, times = torch.randn(1, 6, 5), torch.arange(6).view(1, -1, 1)
+    changed = xs.clone()
+    changed[:, -1] += 1.0
+    for causal in (True, False):
+        encoder = TformerTrajEncoder(5, 6, causal=causal, **SMALL).eval()
+        same = torch.equal(encoder(xs, times)[0][:, :5], encoder(changed, times)[0][:, :5])
+        assert same == causal
+
+
+def test_gradients_agree_between_attention_types():
+    xs, times = torch.randn(2, 7, 5), torch.arange(7).view(1, -1, 1).repeat(2, 1, 1)
+    grads = []
+    for attention in (transformer.FlashAttention, transformer.VanillaAttention):
+        torch.manual_seed(0)
+        encoder = TformerTrajEncoder(5, 7, attention_type=attention, **SMALL).eval()
+        encoder(xs, times)[0].square().sum().backward()
+        grads.append([p.grad for p in encoder.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_bf16_autocast_gives_a_bf16_cache_and_close_results():
+    torch.manual_seed(0)
+    encoder = TformerTrajEncoder(5, 4, **SMALL).eval()
+    xs, times = torch.randn(2, 6, 5), torch.arange(6).view(1, -1, 1).repeat(2, 1, 1)
+    exact = step_by_step(encoder, xs, times)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert encoder.init_hidden_state(2, "cpu")[0][0].dtype == torch.bfloat16
+        rough = step_by_step(encoder, xs, times)
+    torch.testing.assert_close(rough.float(), exact, atol=0.1, rtol=0.1)
+
+
+def test_sigma_reparam_equals_the_golden_numbers(golden):
+    t = {key: torch.from_numpy(value.copy()) for key, value in golden("sigma_reparam").arrays.items()}
+    layer = transformer.SigmaReparam(10, 6)
+    state = {key.removeprefix("state."): value for key, value in t.items() if key.startswith("state.")}
+    layer.load_state_dict(state, strict=True)
+    torch.testing.assert_close(layer(t["x"]), t["y_train"], **CLOSE)
+    torch.testing.assert_close(layer.u, t["u_after"])
+    torch.testing.assert_close(layer.v, t["v_after"])
+    layer.eval()
+    torch.testing.assert_close(layer(t["x"]), t["y_eval_after"], **CLOSE)
+
+
+@pytest.mark.parametrize("fast_init", [False, True])
+def test_training_brings_sigma_reparam_to_spectral_norm_gamma(fast_init):
+    torch.manual_seed(0)
+    layer = transformer.SigmaReparam(9, 7, bias=False, fast_init=fast_init)
+    layer.gamma.data.fill_(1.7)
+    for _ in range(200):
+        layer(torch.randn(2, 9))
+    effective = layer(torch.eye(9)).T
+    assert torch.linalg.matrix_norm(effective, 2).item() == pytest.approx(1.7, rel=1e-3)
+
+
+def test_sigma_reparam_starts_as_documented():
+    torch.manual_seed(0)
+    layer = transformer.SigmaReparam(64, 96)
+    left, _, right = torch.linalg.svd(layer.weight.detach())
+    assert abs((layer.u @ left[:, 0]).item()) == pytest.approx(1.0, abs=1e-4)
+    assert abs((layer.v @ right[0]).item()) == pytest.approx(1.0, abs=1e-4)
+    assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert layer.gamma.item() == 1.0
+
+
+def test_a_rollout_sees_weights_that_training_has_moved():
+    torch.manual_seed(0)
+    layer, x = transformer.SigmaReparam(4, 3), torch.randn(2, 4)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+    def rollout():
+        layer.eval()
+        with torch.inference_mode():
+            return layer(x).clone()
+
+    first, again = rollout(), rollout()
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    layer.train()
+    layer(x).square().sum().backward()
+    optimizer.step()
+    layer.eval()
+    moved = layer(x).detach()
+    torch.testing.assert_close(rollout(), moved)
+    assert not torch.allclose(moved, first)
+    layer.load_state_dict({key: value * 0.5 for key, value in layer.state_dict().items()})
+    torch.testing.assert_close(rollout(), layer(x).detach())
+
+
+def test_learned_positions_end_with_an_error_that_says_so():
+    encoder = TformerTrajEncoder(5, 4, pos_emb="learnable", **SMALL)
+    with pytest.raises(
+        ValueError, match=r"step 64 .* LearnablePosEmb.max_time_idx \(now 64\) to at least 65"
+    ):
+        encoder(torch.randn(1, 1, 5), torch.tensor([[[64]]]))
+
+
+def test_learned_positions_must_be_given_their_number():
+    gin.clear_config()
+    with pytest.raises(RuntimeError, match="max_time_idx"):
+        TformerTrajEncoder(5, 4, pos_emb="learned", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"pos_emb": "rotary"}, "pos_emb must be 'fixed', 'learned' .* got 'rotary'"),
+        ({"n_heads": 3}, r"d_model must be a multiple of n_heads \(3\), got 16"),
+    ],
+)
+def test_bad_settings_are_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        TformerTrajEncoder(5, 4, **(SMALL | kwargs))
+
+
+def test_dropout_acts_in_training_only():
+    torch.manual_seed(0)
+    settings = SMALL | {"dropout_emb": 0.3, "dropout_ff": 0.3}
+    encoder = TformerTrajEncoder(5, 6, dropout_qkv=0.3, dropout_attn=0.3, **settings)
+    xs, times = torch.randn(1, 6, 5), torch.arange(6).view(1, -1, 1)
+    assert not torch.equal(encoder(xs, times)[0], encoder(xs, times)[0])
+    encoder.eval()
+    torch.testing.assert_close(encoder(xs, times)[0], encoder(xs, times)[0], rtol=0, atol=0)
