@@ -5,9 +5,10 @@ It joins the parts installed elsewhere to the package's path and loads its expor
 so that `import amago` costs next to nothing.
 """
 
+import os
 import pkgutil
+import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,17 +75,23 @@ def _refuse_a_second_amago() -> None:
     """Raises ImportError if a distribution called "amago" is installed beside ours.
 
     Both write `amago/__init__.py` and the modules below it, so whichever came last would win file by file.
+    The folders are listed rather than asked through importlib.metadata, which takes longer than all else here.
     """
-    try:
-        other = distribution("amago")
-    except PackageNotFoundError:
-        return
-    raise ImportError(
-        f"the distribution 'amago' {other.version} is installed beside 'amago-runner'; both provide the package "
-        "'amago' and overwrite each other's files. Keep one: `pip uninstall -y amago`, then reinstall what it "
-        "removed with `pip install --force-reinstall --no-deps amago-kernels amago-nets amago-envs "
-        "amago-agents amago-runner`."
-    )
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name == "amago.egg-info" or (
+                name.startswith("amago-") and name.endswith((".dist-info", ".egg-info"))
+            ):
+                raise ImportError(
+                    f"the distribution 'amago' is installed beside 'amago-runner' ({os.path.join(folder, name)}); "
+                    "both provide the package 'amago' and overwrite each other's files. Keep one: "
+                    "`pip uninstall -y amago`, then bring back what it removed with `pip install "
+                    "--force-reinstall --no-deps amago-kernels amago-nets amago-envs amago-agents amago-runner`."
+                )
 
 
 _refuse_a_second_amago()

@@ -12,7 +12,12 @@ from amago.cli_utils.scripts import (
     make_experiment_learn_only,
     switch_async_mode,
 )
-from amago.cli_utils.switches import switch_agent, switch_exploration, switch_traj_encoder, switch_tstep_encoder
+from amago.cli_utils.switches import (
+    switch_agent,
+    switch_exploration,
+    switch_traj_encoder,
+    switch_tstep_encoder,
+)
 
 __all__ = [
     "add_common_cli",

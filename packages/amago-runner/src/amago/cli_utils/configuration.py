@@ -59,7 +59,9 @@ def _bind(key: str, value: Any) -> None:
 
 def _parse_file(path: Path) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"gin_configs names {str(path)!r}, which is no file (looked from {Path.cwd()})")
+        raise FileNotFoundError(
+            f"gin_configs names {str(path)!r}, which is no file (looked from {Path.cwd()})"
+        )
     try:
         gin.parse_config_file(str(path))
     except ValueError as error:

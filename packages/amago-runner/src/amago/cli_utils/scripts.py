@@ -28,8 +28,12 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     """
     basic = parser.add_argument_group("run")
     basic.add_argument("--run_name", type=str, required=True, help="name of the run's folder, and on wandb")
-    basic.add_argument("--buffer_dir", type=str, required=True, help="folder of replay buffers and checkpoints")
-    basic.add_argument("--configs", type=str, nargs="*", default=None, help="gin files, applied left to right")
+    basic.add_argument(
+        "--buffer_dir", type=str, required=True, help="folder of replay buffers and checkpoints"
+    )
+    basic.add_argument(
+        "--configs", type=str, nargs="*", default=None, help="gin files, applied left to right"
+    )
     basic.add_argument("--trials", type=int, default=1, help="how often the script repeats the run")
     basic.add_argument("--ckpt", type=int, default=None, help="epoch whose checkpoint to start from")
     basic.add_argument("--no_log", action="store_true", help="do not log to wandb")
@@ -93,7 +97,9 @@ def create_experiment_from_cli(
     """
     cli = command_line_args
     if dataset is None:
-        dataset = DiskTrajDataset(dset_root=cli.buffer_dir, dset_name=run_name, dset_max_size=cli.dset_max_size)
+        dataset = DiskTrajDataset(
+            dset_root=cli.buffer_dir, dset_name=run_name, dset_max_size=cli.dset_max_size
+        )
     arguments: dict[str, Any] = {
         "run_name": run_name,
         "ckpt_base_dir": cli.buffer_dir,
@@ -163,7 +169,9 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
         ValueError: another mode, or an Experiment that is started already.
     """
     if mode not in MODES:
-        hint = nearest(mode, list(MODES)) or "'learn' trains, 'collect' gathers data, 'both' does both in turn"
+        hint = (
+            nearest(mode, list(MODES)) or "'learn' trains, 'collect' gathers data, 'both' does both in turn"
+        )
         raise ValueError(f"mode is {mode!r}, must be one of {', '.join(map(repr, MODES))}: {hint}")
     if experiment.started:
         raise ValueError(f"the experiment {experiment.run_name!r} is started: switch its mode before start()")

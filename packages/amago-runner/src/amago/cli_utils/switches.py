@@ -53,7 +53,11 @@ def switch_exploration(config: dict[str, Any], strategy: str, **kwargs: Any) -> 
 
 
 def switch_traj_encoder(
-    config: dict[str, Any], arch: str, memory_size: int | None = None, layers: int | None = None, **kwargs: Any
+    config: dict[str, Any],
+    arch: str,
+    memory_size: int | None = None,
+    layers: int | None = None,
+    **kwargs: Any,
 ) -> type[TrajEncoder]:
     """Chooses the trajectory encoder registered as `arch` and sets its size and `kwargs` of its constructor.
 

@@ -74,7 +74,9 @@ class CheckpointFolder:
         aside.mkdir()
         _save(contents.policy, aside / "policy.pt")
         _save(contents.optimizer, aside / "optimizer.pt")
-        _write_text(json.dumps({"format": FORMAT_VERSION, **contents.state}), aside / "state.json")
+        _write_text(
+            json.dumps({"format": FORMAT_VERSION, **contents.state}, allow_nan=False), aside / "state.json"
+        )
         if target.exists():
             # A folder cannot be renamed onto one that is not empty; the old one goes only when the new is whole.
             old = target.parent / f".{target.name}.{uuid4().hex}"
@@ -127,7 +129,9 @@ def load_training_state(path: Path, device: torch.device) -> TrainingState:
             "install the amago-runner that wrote it"
         )
     return TrainingState(
-        load_policy(path / "policy.pt", device), load_policy(path / "optimizer.pt", torch.device("cpu")), state
+        load_policy(path / "policy.pt", device),
+        load_policy(path / "optimizer.pt", torch.device("cpu")),
+        state,
     )
 
 
@@ -144,7 +148,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_json(value: Any, path: Path) -> None:
     """Writes JSON for people and programs, whole."""
-    write_whole(path, lambda aside: _write_text(json.dumps(value, indent=2) + "\n", aside))
+    write_whole(path, lambda aside: _write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", aside))
 
 
 def write_text(text: str, path: Path) -> None:

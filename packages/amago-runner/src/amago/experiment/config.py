@@ -10,7 +10,7 @@ import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,21 @@ SAVE_FORMATS = ("npz", "npz-compressed", "traj")
 SAMPLING = ("none", "both", "left", "right")
 PRECISIONS = ("no", "bf16")
 MP_CONTEXTS = ("fork", "spawn", "forkserver")
-DEFAULT_BUFFER_SIZE = 20_000
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+class _Required:
+    """Stands in for arguments without a default, which Python does not allow after those with one."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED: Any = _Required()
+
+
+@dataclass(eq=False, repr=False)
 class ExperimentArguments:
-    """Every argument of an Experiment; all are given by keyword.
+    """Every argument of an Experiment.
 
     Args:
         run_name: name of the run: its folder, and its name on wandb.
@@ -95,14 +104,14 @@ class ExperimentArguments:
 
     run_name: str
     ckpt_base_dir: str | os.PathLike[str] | None = None
-    max_seq_len: int
+    max_seq_len: int = REQUIRED
     dataset: RLDataset | None = None
-    tstep_encoder_type: type[TstepEncoder]
-    traj_encoder_type: type[TrajEncoder]
-    agent_type: type[BaseAgent]
-    val_timesteps_per_epoch: int
-    make_train_env: EnvMaker | Sequence[EnvMaker]
-    make_val_env: EnvMaker | Sequence[EnvMaker]
+    tstep_encoder_type: type[TstepEncoder] = REQUIRED
+    traj_encoder_type: type[TrajEncoder] = REQUIRED
+    agent_type: type[BaseAgent] = REQUIRED
+    val_timesteps_per_epoch: int = REQUIRED
+    make_train_env: EnvMaker | Sequence[EnvMaker] = REQUIRED
+    make_val_env: EnvMaker | Sequence[EnvMaker] = REQUIRED
     parallel_actors: int = 12
     env_mode: str = "async"
     async_env_mp_context: str | None = None
@@ -138,6 +147,7 @@ class ExperimentArguments:
     grad_clip: float = 1.0
     l2_coeff: float = 1e-3
     mixed_precision: str = "no"
+    _: KW_ONLY
     seed: int | None = None
     resume: bool = False
     compile: bool | str = "auto"
@@ -171,6 +181,9 @@ class ExperimentArguments:
         Raises:
             ValueError, TypeError: names the argument, its value and what it may be.
         """
+        missing = [field.name for field in fields(self) if getattr(self, field.name) is REQUIRED]
+        if missing:
+            raise TypeError(f"{type(self).__name__} needs the arguments {', '.join(missing)}")
         self._validate_names_and_places()
         self._validate_choices()
         self._validate_numbers()
@@ -179,7 +192,7 @@ class ExperimentArguments:
     def _validate_names_and_places(self) -> None:
         if not isinstance(self.run_name, str) or not self.run_name or self.run_name in (".", ".."):
             raise ValueError(f"run_name is {self.run_name!r}, must be a text that can name a folder")
-        if set(self.run_name) & set('/\\\0'):
+        if set(self.run_name) & set("/\\\0"):
             raise ValueError(f"run_name is {self.run_name!r}: it names one folder, so it has no slashes")
         if self.dataset is None and (self.dset_root is None or self.dset_name is None):
             raise ValueError(
@@ -214,6 +227,7 @@ class ExperimentArguments:
             "log_interval",
             "batch_size",
             "batches_per_update",
+            "train_batches_per_epoch",
             "max_nonfinite_updates",
         ):
             _check_integer(name, getattr(self, name), least=1)
@@ -221,7 +235,6 @@ class ExperimentArguments:
             "val_timesteps_per_epoch",
             "dloader_workers",
             "train_timesteps_per_epoch",
-            "train_batches_per_epoch",
             "lr_warmup_steps",
         ):
             _check_integer(name, getattr(self, name), least=0)
@@ -236,7 +249,9 @@ class ExperimentArguments:
             "dset_max_size",
         ):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), least=1, infinite=name.endswith(("interval", "every")))
+                _check_integer(
+                    name, getattr(self, name), least=1, infinite=name.endswith(("interval", "every"))
+                )
         if self.seed is not None:
             _check_integer("seed", self.seed, least=0)
         _check_number("learning_rate", self.learning_rate)
@@ -282,7 +297,7 @@ def _check_choice(name: str, value: object, options: Sequence[str]) -> None:
 
 def _check_integer(name: str, value: Any, *, least: int, infinite: bool = False) -> None:
     what = f"an integer of at least {least}" + (", or infinite" if infinite else "")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "__index__"):
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__index__")):
         raise TypeError(f"{name} is {value!r}, must be {what}")
     if isinstance(value, float) and math.isinf(value) and value > 0 and infinite:
         return

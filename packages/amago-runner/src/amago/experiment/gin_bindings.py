@@ -107,7 +107,7 @@ def parameters_of(configurable: Callable[..., Any]) -> list[str]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """"did you mean ...?" with the most similar of the known names, or nothing if none is similar."""
+    """ "did you mean ...?" with the most similar of the known names, or nothing if none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
@@ -154,7 +154,9 @@ def import_path(target: Any) -> str:
         line = target.__code__.co_firstlineno
         raise NotWritableError(f"a lambda in {module}, line {line}, has no name to import it by")
     if module == "__main__":
-        raise NotWritableError(f"{name!r} is defined in the script that was started, which others cannot import")
+        raise NotWritableError(
+            f"{name!r} is defined in the script that was started, which others cannot import"
+        )
     try:
         found = resolve(f"{module}:{name}")
     except (ImportError, AttributeError) as error:

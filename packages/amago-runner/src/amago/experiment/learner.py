@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -149,7 +148,10 @@ class Learner:
         self._accumulated.append(batch)
         if not log_step:
             return {}
-        return {"Loss": loss.detach(), **self.agent.update_info}
+        return {
+            "Loss": loss.detach(),
+            **{name: _detached(value) for name, value in self.agent.update_info.items()},
+        }
 
     def _step(self, log_step: bool) -> dict[str, Tensor | float]:
         """One optimizer step, or none if a loss or a gradient is not finite; clears the gradients."""
@@ -198,11 +200,15 @@ class Learner:
             path = self._bad_batch_dir / f"step_{self.gradient_steps}_rank_{self._processes.rank}.safetensors"
             save_batches(update.batches, path)
             raise NonFiniteUpdateError(
-                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite; the weights "
-                f"are those from before. The last batch is in {path}. Check the rewards and observations in it, "
-                "and try a lower learning_rate.",
+                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite; the "
+                f"weights are those from before. The last batch is in {path}. Check the rewards and "
+                "observations in it, and try a lower learning_rate.",
                 path,
             )
+
+
+def _detached(value: Tensor | float) -> Tensor | float:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _reads_found_inf(optimizer: Optimizer) -> bool:
@@ -227,6 +233,6 @@ def save_batches(batches: Sequence[Batch], path: Path) -> None:
 def make_adamw(
     parameters: Iterable[nn.Parameter], learning_rate: float, l2_coeff: float, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW over `parameters`; fused on a GPU, where a skipped step then needs no synchronisation."""
-    options: dict[str, Any] = {"fused": True} if device.type == "cuda" else {"foreach": True}
-    return torch.optim.AdamW(list(parameters), lr=learning_rate, weight_decay=l2_coeff, **options)
+    """AdamW over `parameters`, fused where torch has it; on a GPU a skipped step then needs no synchronisation."""
+    fused = device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(list(parameters), lr=learning_rate, weight_decay=l2_coeff, fused=fused)

@@ -29,6 +29,7 @@ from amago.experiment.gin_bindings import (
     import_path,
     parameters_of,
 )
+from amago.loading import RLDataset
 
 FORMAT_VERSION = 1
 _PACKAGES = (
@@ -210,6 +211,12 @@ def _build(value: Any) -> Any:
 
 
 def _readable(value: Any) -> str:
+    if isinstance(value, RLDataset):
+        value = {name: getattr(value, name, None) for name in parameters_of(type(value))} | {
+            "class": type(value)
+        }
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_readable(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
         return opening + ", ".join(map(_readable, value)) + closing
