@@ -67,12 +67,11 @@ class ActionCodec(ABC):
     def _whole_numbers(self, array: Array) -> npt.NDArray[np.int64]:
         if array.dtype.kind in "iub":
             return array.astype(np.int64, copy=False)
-        whole = array.astype(np.int64)
-        if not np.array_equal(whole, array):
+        if not np.array_equal(np.rint(array), array):
             raise ValueError(
                 f"action {array.tolist()} is not made of whole numbers, which {self.policy_space} takes"
             )
-        return whole
+        return array.astype(np.int64)
 
     def _out_of_range(self, checked: Any) -> ValueError:
         shown = checked.tolist() if isinstance(checked, np.ndarray) else checked

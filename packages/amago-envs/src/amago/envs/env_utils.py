@@ -54,8 +54,8 @@ class _VectorAdapter(gym.Env[Inputs, Array]):
             action: (N, ...) policy actions, one row for each environment.
 
         Returns:
-            `((obs, rl2s (N, 1 + A), time_idxs (N, 1)), rewards (N,), terminated (N,), truncated (N,), info)`, where
-            `info["step"]` is the whole `VectorStep`. The arrays hold until the next step.
+            `((obs, rl2s (N, 1 + A), time_idxs (N, 1)), rewards (N,), terminated (N,), truncated (N,), info)` with
+            the whole `VectorStep` as `info["step"]`. The arrays hold until the next step.
         """
         step = self.vector_env.step(action)
         return _as_tuple(step.inputs), step.rewards, step.terminated, step.truncated, {"step": step}

@@ -18,7 +18,7 @@ from amago.hindsight.timestep import Array
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
-def compressed_members(path: Path) -> bool:
+def holds_compressed(path: Path) -> bool:
     """Whether any member is compressed, so that no slice can be read without the rest."""
     with zipfile.ZipFile(path) as archive:
         return any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())

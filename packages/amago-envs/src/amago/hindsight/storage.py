@@ -8,6 +8,7 @@ Both hold the arrays of `FrozenTraj.to_dict`. T = transitions.
 """
 
 import contextlib
+import io
 import itertools
 import os
 import threading
@@ -27,7 +28,7 @@ from amago.hindsight.filenames import (
     strip_suffix,
     trajectory_filename,
 )
-from amago.hindsight.npz import compressed_members, read_rows, stored_shapes
+from amago.hindsight.npz import holds_compressed, read_rows, stored_shapes
 from amago.hindsight.timestep import Array
 from amago.hindsight.trajectory import FrozenTraj
 
@@ -103,10 +104,12 @@ def save_trajectory(frozen: FrozenTraj, path: Path, save_as: str, env_name: str)
                 "env_name": env_name,
             }
             file.write(to_safetensors(arrays, metadata=metadata))
-        elif save_as == "npz":
-            np.savez(file, **arrays)  # type: ignore[arg-type]
         else:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            # In memory first: an archive whose file fills the disk would fail once more when it is closed.
+            archive = io.BytesIO()
+            save_archive = np.savez if save_as == "npz" else np.savez_compressed
+            save_archive(archive, **arrays)  # type: ignore[arg-type]
+            file.write(archive.getbuffer())
     return target
 
 
@@ -192,7 +195,7 @@ def _rows_of(name: str, part: tuple[int, int], rows: int) -> tuple[int, int]:
 
 
 def _read_npz(path: Path, part: tuple[int, int] | None) -> Iterator[tuple[str, Array]]:
-    if part is None or compressed_members(path):
+    if part is None or holds_compressed(path):
         # numpy leaves a file open that it opened itself and then finds to be no archive
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
