@@ -253,8 +253,7 @@ class EnvGroup:
         member.time_idxs[...] = 0
 
     def _start_episodes(self, done: Array) -> list[NameChange]:
-        """Keeps the last observations of the rows that are done and fills in the first ones of what comes
-        next."""
+        """Keeps the last observations of finished rows and fills in the first ones of what comes next."""
         arrays = self._arrays
         for key, final in arrays.final_obs.items():
             final[done] = arrays.obs[key][done]

@@ -98,8 +98,7 @@ class VectorEnv(Protocol):
         """Renders the first environment."""
 
     def exploration_state(self) -> list[ExplorationState]:
-        """The state of every environment's exploration, to be saved with a checkpoint; [] without
-        exploration."""
+        """The state of every environment's exploration, for checkpoints; [] without exploration."""
 
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
         """Restores what `exploration_state` gave; raises ValueError if the number of environments differs."""

@@ -1,0 +1,150 @@
+"""The steps of all rows whose piece of an episode is not written yet, in a few arrays of shape (time, row,
+...).
+
+A step is a handful of copies of whole batches, whatever the number of rows; a row is only looked at when its
+piece ends. Memory is that of the longest unfinished piece, times the rows, at most doubled twice.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from amago.envs.vector.types import PolicyInput, VectorStep
+from amago.hindsight.timestep import Array
+from amago.hindsight.trajectory import FrozenTraj
+
+FIRST_CAPACITY = 64
+
+
+class UnfinishedPieces:
+    """Grows by one timestep of all rows at a time and gives out finished pieces.
+
+    Args:
+        inputs: the first timestep of every row.
+    """
+
+    def __init__(self, inputs: PolicyInput) -> None:
+        num_rows, rl2_width = inputs.rl2s.shape
+        self._capacity = FIRST_CAPACITY
+        # row t: the timestep at slot t, and the transition from slot t to slot t + 1
+        self._obs = {
+            key: np.empty((self._capacity, *array.shape), array.dtype) for key, array in inputs.obs.items()
+        }
+        self._time_idxs = np.empty((self._capacity, num_rows), np.int64)
+        self._rewards_actions = np.empty((self._capacity, num_rows, rl2_width), np.float32)
+        self._terminated = np.empty((self._capacity, num_rows), np.bool_)
+        self._starts = np.zeros(num_rows, np.int64)  # slot of each piece's first timestep
+        self._first_rl2s = np.empty((num_rows, rl2_width), np.float32)
+        self._now = 0  # slot of the current timestep
+        self.restart_all(inputs)
+
+    def restart_all(self, inputs: PolicyInput) -> None:
+        """Forgets everything; every row begins a piece with the timestep `inputs`."""
+        self._now = 0
+        self._write_timestep(inputs)
+        self._starts[:] = 0
+        self._first_rl2s[:] = inputs.rl2s
+
+    def add(self, step: VectorStep) -> None:
+        """Appends one transition and the timestep after it to every row."""
+        now = self._now
+        transition = self._rewards_actions[now]
+        transition[:, 0] = step.rewards
+        transition[:, 1:] = step.actions
+        self._terminated[now] = step.terminated
+        if now + 1 == self._capacity:
+            self._make_room()
+        self._now += 1
+        self._write_timestep(step.inputs)
+
+    def _write_timestep(self, inputs: PolicyInput) -> None:
+        for key, array in inputs.obs.items():
+            self._obs[key][self._now] = array
+        self._time_idxs[self._now] = inputs.time_idxs
+
+    def _make_room(self) -> None:
+        """Moves the unfinished pieces to the front, into larger arrays if they fill more than half."""
+        oldest = int(self._starts.min())
+        capacity = self._capacity if oldest >= self._capacity // 2 else 2 * self._capacity
+
+        def moved(array: Array) -> Array:
+            kept = array[oldest : self._now + 1]
+            target = (
+                array if capacity == self._capacity else np.empty((capacity, *array.shape[1:]), array.dtype)
+            )
+            # Within one array at least as much was finished as is kept, so the two parts do not overlap.
+            target[: len(kept)] = kept
+            return target
+
+        self._obs = {key: moved(array) for key, array in self._obs.items()}
+        self._time_idxs = moved(self._time_idxs)
+        self._rewards_actions = moved(self._rewards_actions)
+        self._terminated = moved(self._terminated)
+        self._starts -= oldest
+        self._now -= oldest
+        self._capacity = capacity
+
+    @property
+    def lengths(self) -> Array:
+        """(N,) transitions in each row's piece."""
+        lengths: Array = self._now - self._starts
+        return lengths
+
+    def begin_episodes(self, rows: Array) -> None:
+        """Lets the pieces of `rows` begin with their current timestep, the first of an episode."""
+        self._starts[rows] = self._now
+        self._first_rl2s[rows] = 0.0
+
+    def continue_episodes(self, rows: Array) -> None:
+        """Lets the pieces of `rows` begin with their current timestep, the last of the piece before."""
+        self._starts[rows] = self._now
+        self._first_rl2s[rows] = self._rewards_actions[self._now - 1, rows]
+
+    def replace_current(self, row: int, inputs: PolicyInput) -> None:
+        """Lets the piece of `row`, which has no transition yet, begin with another timestep."""
+        assert self._starts[row] == self._now
+        for key, array in inputs.obs.items():
+            self._obs[key][self._now, row] = array[row]
+        self._time_idxs[self._now, row] = inputs.time_idxs[row]
+        self._first_rl2s[row] = inputs.rl2s[row]
+
+    def piece(self, row: int) -> FrozenTraj:
+        """The piece of `row` up to its current timestep, in memory of its own."""
+        start, now = int(self._starts[row]), self._now
+        return self._freeze(
+            row,
+            obs={key: array[start : now + 1, row].copy() for key, array in self._obs.items()},
+            time_idxs=self._time_idxs[start : now + 1, row].copy(),
+        )
+
+    def finished_pieces(self, step: VectorStep) -> Iterator[tuple[int, FrozenTraj]]:
+        """(row, piece) of every row whose episode ended in `step`, with its final observation as the last
+        one.
+
+        The current timestep of those rows already belongs to the next episode.
+        """
+        for k, row in enumerate(step.done_rows.tolist()):
+            start, now = int(self._starts[row]), self._now
+            obs = {}
+            for key, array in self._obs.items():
+                obs[key] = np.empty((now + 1 - start, *array.shape[2:]), array.dtype)
+                obs[key][:-1] = array[start:now, row]
+                obs[key][-1] = step.final_obs[key][k]
+            time_idxs = np.empty(now + 1 - start, np.int64)
+            time_idxs[:-1] = self._time_idxs[start:now, row]
+            time_idxs[-1] = step.final_time_idxs[k]
+            yield row, self._freeze(row, obs, time_idxs)
+
+    def _freeze(self, row: int, obs: dict[str, Array], time_idxs: Array) -> FrozenTraj:
+        start, now = int(self._starts[row]), self._now
+        rl2s = np.empty((now + 1 - start, self._first_rl2s.shape[1]), np.float32)
+        rl2s[0] = self._first_rl2s[row]
+        rl2s[1:] = self._rewards_actions[start:now, row]
+        return FrozenTraj(
+            obs=obs,
+            rl2s=rl2s,
+            time_idxs=time_idxs[:, None],
+            rews=rl2s[1:, :1].copy(),
+            dones=self._terminated[start:now, row, None].copy(),
+            actions=rl2s[1:, 1:].copy(),
+        )

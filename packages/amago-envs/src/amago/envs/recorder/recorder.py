@@ -1,0 +1,216 @@
+"""TrajectoryRecorder: counts the frames of a vector environment and writes its episodes to files."""
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amago.envs.recorder.lengths import PieceLength
+from amago.envs.recorder.pieces import UnfinishedPieces
+from amago.envs.recorder.writer import TrajectoryWriter
+from amago.envs.vector.types import PolicyInput, VectorStep
+from amago.hindsight.filenames import trajectory_filename
+from amago.hindsight.storage import SAVE_FORMATS
+from amago.hindsight.timestep import Array
+from amago.hindsight.trajectory import FrozenTraj
+
+
+class TrajectoryRecorder:
+    """Receives every step of a vector environment; every transition ends up in exactly one file.
+
+    A piece of an episode is written when the episode ends or at its drawn length; the next piece of the same
+    episode begins with the last timestep of the one before, its rl2 and time index kept. Files are written in
+    a background thread. A failed write raises `TrajectoryWriteError` at the next `add` or `flush`; the piece
+    is kept and retried, and the step that was being added is recorded all the same.
+
+    Args:
+        num_envs: N, rows of the vector environment.
+        save_to: folder of the files, made if it does not exist; None counts frames only and keeps nothing.
+        save_as: "npz", "npz-compressed" or "traj".
+        save_len: transitions after which a piece is written; a whole number (1e10 will do) or infinity.
+        max_seq_len: transitions of a training sequence; `save_len` may not be less.
+        stagger: draw each piece's length from save_len ± max_seq_len.
+        rng: for those draws.
+        writer_id: three hex digits that tell writers of one folder apart in file names; None draws them from
+            the operating system.
+        on_written: called with the path of each file, in the writing thread, when the file is whole. If it
+            raises, that counts as a failed write, and the file is written again.
+
+    Raises:
+        ValueError: for an unknown format or a `save_len` that is no whole number or too small.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        save_to: Path | None,
+        save_as: str = "npz",
+        save_len: int | float,
+        max_seq_len: int,
+        stagger: bool = True,
+        rng: np.random.Generator,
+        writer_id: str | None = None,
+        on_written: Callable[[Path], None] | None = None,
+    ) -> None:
+        if save_as not in SAVE_FORMATS:
+            raise ValueError(f"save_as must be one of {', '.join(SAVE_FORMATS)}, got {save_as!r}")
+        self.num_envs = num_envs
+        self.total_frames = 0
+        self.piece_length = PieceLength.around(save_len, max_seq_len, stagger)
+        self._rng = rng
+        self._writer_id = (
+            f"{int.from_bytes(os.urandom(2), 'big') % 4096:03x}" if writer_id is None else writer_id
+        )
+        trajectory_filename("check", self._writer_id, 0, 0.0)
+        self._sequence_number = 0
+        self._frames: dict[str, int] = {}
+        self._names: Sequence[str] = ()
+        self._steps_of_names = 0
+        self._pieces: UnfinishedPieces | None = None
+        self._limits = np.zeros(num_envs, np.int64)
+        self._writer: TrajectoryWriter | None = None
+        if save_to is not None:
+            self._writer = TrajectoryWriter(Path(save_to), save_as, on_written)
+            # A program that ends without closing still writes what was handed over.
+            weakref.finalize(self, self._writer.stop)
+
+    def begin(self, inputs: PolicyInput, env_names: Sequence[str]) -> None:
+        """Begins new episodes in every row; pieces of earlier ones are written first.
+
+        Args:
+            inputs: what the reset of the vector environment returned.
+            env_names: N names.
+        """
+        if len(env_names) != self.num_envs or len(inputs.time_idxs) != self.num_envs:
+            raise ValueError(
+                f"the recorder was made for num_envs={self.num_envs} rows, got {len(inputs.time_idxs)} rows and "
+                f"{len(env_names)} names"
+            )
+        if self._writer is None:
+            return
+        self.cut()
+        self._set_names(env_names)
+        if self._pieces is None:
+            self._pieces = UnfinishedPieces(inputs)
+        else:
+            self._pieces.restart_all(inputs)
+        self._limits = self.piece_length.draw(self._rng, self.num_envs)
+
+    def add(self, step: VectorStep) -> None:
+        """Records one step of all rows.
+
+        Raises:
+            RuntimeError: if `begin` was not called before.
+            TrajectoryWriteError: if a file could not be written since the last call.
+        """
+        if step.env_names is not self._names:
+            self._set_names(step.env_names)
+        self._steps_of_names += 1
+        self.total_frames += self.num_envs
+        if self._writer is None:
+            return
+        pieces = self._pieces
+        if pieces is None:
+            raise RuntimeError(
+                "add was called before begin: pass the vector environment's reset to begin first"
+            )
+        pieces.add(step)
+        ended = pieces.lengths >= self._limits
+        if step.done_rows.size:
+            ended[step.done_rows] = False
+            for row, piece in pieces.finished_pieces(step):
+                self._hand_over(piece, row)
+            pieces.begin_episodes(step.done_rows)
+            self._draw_limits(step.done_rows)
+        if ended.any():
+            rows = np.flatnonzero(ended)
+            self._cut_rows(pieces, rows)
+        self._writer.raise_failure()
+
+    def _draw_limits(self, rows: Array) -> None:
+        self._limits[rows] = self.piece_length.draw(self._rng, len(rows))
+
+    def _cut_rows(self, pieces: UnfinishedPieces, rows: Array) -> None:
+        for row in rows.tolist():
+            self._hand_over(pieces.piece(row), row)
+        pieces.continue_episodes(rows)
+        self._draw_limits(rows)
+
+    def _hand_over(self, piece: FrozenTraj, row: int) -> None:
+        assert self._writer is not None
+        name = trajectory_filename(self._names[row], self._writer_id, self._sequence_number, time.time())
+        self._sequence_number += 1
+        self._writer.put(piece, name, self._names[row])
+
+    def cut(self, rows: Sequence[int] | None = None) -> None:
+        """Hands over the unfinished pieces of `rows`, or of all; the next ones go on from their ends."""
+        if self._pieces is not None:
+            unfinished = self._pieces.lengths > 0
+            if rows is not None:
+                unfinished &= np.isin(np.arange(self.num_envs), rows)
+            self._cut_rows(self._pieces, np.flatnonzero(unfinished))
+
+    def replace_current(self, row: int, inputs: PolicyInput) -> None:
+        """Lets a piece that has no transition yet begin with another timestep."""
+        if self._pieces is not None:
+            self._pieces.replace_current(row, inputs)
+
+    def flush(self) -> None:
+        """Waits until everything handed over is on disk; raises TrajectoryWriteError if a write fails."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and ends the writing thread. Unfinished pieces are dropped: call `cut` before."""
+        if self._writer is not None:
+            try:
+                self._writer.flush()
+            finally:
+                self._writer.stop()
+
+    @property
+    def saved_files(self) -> int:
+        """How many files this recorder has written; `on_written` tells which."""
+        return 0 if self._writer is None else self._writer.files_written
+
+    @property
+    def frames_by_env_name(self) -> dict[str, int]:
+        """Transitions recorded under each environment name."""
+        self._settle_names()
+        return dict(self._frames)
+
+    def _set_names(self, names: Sequence[str]) -> None:
+        self._settle_names()
+        self._names = names
+
+    def _settle_names(self) -> None:
+        """Counts the steps since the names last changed, which costs a loop over all rows."""
+        if self._steps_of_names:
+            for name in self._names:
+                self._frames[name] = self._frames.get(name, 0) + self._steps_of_names
+            self._steps_of_names = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, the number of the next file and the random state, all JSON-able. Unfinished pieces are
+        not in it: `cut` and reset before a checkpoint."""
+        return {
+            "total_frames": self.total_frames,
+            "frames_by_env_name": self.frames_by_env_name,
+            "writer_id": self._writer_id,
+            "sequence_number": self._sequence_number,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave; raises KeyError if an entry is missing."""
+        self.total_frames = int(state["total_frames"])
+        self._steps_of_names = 0
+        self._frames = {str(name): int(count) for name, count in state["frames_by_env_name"].items()}
+        self._writer_id = str(state["writer_id"])
+        self._sequence_number = int(state["sequence_number"])
+        self._rng.bit_generator.state = state["rng"]

@@ -1,0 +1,132 @@
+"""Writes trajectory files in a thread of its own, so that stepping never waits for a disk that keeps up."""
+
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from amago.hindsight.storage import save_trajectory
+from amago.hindsight.trajectory import FrozenTraj
+
+MAX_PENDING = 1024
+MAX_PENDING_BYTES = 256 * 2**20
+
+
+class TrajectoryWriteError(OSError):
+    """A trajectory could not be written. It is kept in memory and tried again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    trajectory: FrozenTraj
+    path: Path
+    env_name: str
+    nbytes: int
+
+
+class TrajectoryWriter:
+    """A queue of trajectories and the thread that writes them, in order.
+
+    What cannot be written stays at the head of the queue; the error waits for the next call of
+    `raise_failure` or `flush`, and the thread tries again after it was raised.
+
+    Args:
+        folder: made if it does not exist.
+        save_as: "npz", "npz-compressed" or "traj".
+        on_written: called in the writing thread with the path of each file after it was written.
+    """
+
+    def __init__(self, folder: Path, save_as: str, on_written: Callable[[Path], None] | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.files_written = 0
+        self._save_as = save_as
+        self._on_written = on_written
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
+        self._failure: Exception | None = None
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._owner = os.getpid()
+
+    def put(self, trajectory: FrozenTraj, name: str, env_name: str) -> None:
+        """Queues a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
+        nbytes = sum(array.nbytes for array in trajectory.to_dict().values())
+        if self._stopping:
+            raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+            self._pending.append(_Pending(trajectory, self.folder / name, env_name, nbytes))
+            self._pending_bytes += nbytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _is_full(self) -> bool:
+        return len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES
+
+    def raise_failure(self) -> None:
+        """Raises TrajectoryWriteError if a write failed since the last call; the thread then tries again."""
+        if self._failure is None:
+            return
+        with self._changed:
+            failure, kept = self._failure, len(self._pending)
+            self._failure = None
+            self._changed.notify_all()
+        raise TrajectoryWriteError(
+            f"trajectories cannot be written to {self.folder} ({type(failure).__name__}: {failure}); "
+            f"{kept} are kept in memory and will be tried again: make room or restore the folder"
+        ) from failure
+
+    def flush(self) -> None:
+        """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or not self._pending)
+        self.raise_failure()
+
+    def stop(self) -> None:
+        """Writes what is queued and ends the thread; warns of what a last attempt could not write."""
+        # A forked process has a copy of the queue, but neither the thread nor the duty.
+        if self._thread is None or os.getpid() != self._owner:
+            return
+        with self._changed:
+            self._stopping = True
+            self._failure = None
+            self._changed.notify_all()
+        self._thread.join()
+        self._thread = None
+        if self._pending:
+            warnings.warn(
+                f"{len(self._pending)} trajectories could not be written to {self.folder} and are lost: "
+                f"{self._failure}",
+                stacklevel=2,
+            )
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._failure is None and (self._pending or self._stopping))
+                if not self._pending:
+                    return
+                head = self._pending[0]
+            try:
+                path = save_trajectory(head.trajectory, head.path, self._save_as, head.env_name)
+                if self._on_written is not None:
+                    self._on_written(path)
+            except Exception as error:
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                    if self._stopping:
+                        return
+                continue
+            with self._changed:
+                self._pending.popleft()
+                self._pending_bytes -= head.nbytes
+                self.files_written += 1
+                self._changed.notify_all()
