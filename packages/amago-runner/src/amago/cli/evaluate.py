@@ -21,7 +21,9 @@ from amago.experiment.run_file import read_run as read_record
 from amago.loading import DoNothingDataset
 
 
-def fresh_metrics(experiment: Experiment, maker: EnvMaker, facts: EnvFacts, episodes: int) -> dict[str, float]:
+def fresh_metrics(
+    experiment: Experiment, maker: EnvMaker, facts: EnvFacts, episodes: int
+) -> dict[str, float]:
     """Metrics of `episodes` fresh episodes, the same number from every actor, without exploration."""
     rounds = math.ceil(episodes / experiment.parallel_actors)
     metrics = experiment.evaluate_test(maker, timesteps=rounds * facts.evaluation_steps, episodes=episodes)
@@ -65,6 +67,7 @@ def evaluate_run(
             make_val_env=maker,
             dataset=DoNothingDataset(),
             ckpt_base_dir=scratch,
+            train_timesteps_per_epoch=0,
             log_to_wandb=False,
             verbose=False,
         )
@@ -72,8 +75,11 @@ def evaluate_run(
             arguments["seed"] = seed
         experiment = Experiment(**arguments)
         experiment.start()
-        experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
-        metrics = fresh_metrics(experiment, maker, facts, episodes)
+        try:
+            experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
+            metrics = fresh_metrics(experiment, maker, facts, episodes)
+        finally:
+            experiment.close()
     show_evaluation(console, f"{folder.name}: {recipe.env}, checkpoint {checkpoint}", metrics, episodes)
     return metrics
 

@@ -38,6 +38,7 @@ class Recipe:
         exploration_share: part of each actor's steps in which exploration falls to its final value, in (0, 1].
         mixed_precision: "no" or "bf16".
         val_interval: epochs between evaluations during training; the last epoch is evaluated by the summary.
+        val_rounds: episodes that every actor can finish, at least, in an evaluation during training.
         ckpt_interval: epochs between checkpoints.
         eval_episodes: fresh episodes behind the final figures.
         seed: fixes every random number of the run.
@@ -68,6 +69,7 @@ class Recipe:
     exploration_share: float = 0.8
     mixed_precision: str = "no"
     val_interval: int = 10
+    val_rounds: int = 2
     ckpt_interval: int = 50
     eval_episodes: int = 100
     seed: int = 0
@@ -121,6 +123,7 @@ QUICKSTART = Recipe(
     learning_rate=1e-4,
     exploration_share=0.8,
     val_interval=4,
+    val_rounds=4,
     ckpt_interval=20,
     eval_episodes=1000,
 )

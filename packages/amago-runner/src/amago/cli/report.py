@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,6 @@ RETURN_METRIC = "Average Total Return (Across All Env Names)"
 
 _ATTEMPT_METRIC = re.compile(r"Average Episode (\d+) Success in .+")
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-_PACKAGES = (
-    "amago-kernels",
-    "amago-nets",
-    "amago-envs",
-    "amago-agents",
-    "amago-runner",
-    "torch",
-    "numpy",
-    "gymnasium",
-    "gin-config",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +88,6 @@ def mean_return(metrics: Mapping[str, float]) -> float | None:
     return found[0] if found else None
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
-    installed = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = "not installed as a distribution"
-    return installed
-
-
 def evaluation_table(metrics: Mapping[str, float]) -> RenderableType:
     """A table of success by attempt where the environment reports it, else of every metric."""
     rates = success_by_attempt(metrics)
@@ -158,7 +134,8 @@ def show_summary(console: Console, summary: Summary, folder: Path, picture: Path
     """Prints the final table, the run's totals and where its files are."""
     totals = Table.grid(padding=(0, 2))
     totals.add_row(
-        "Mean return", f"[bold]{_number(summary.mean_return)}[/] over {summary.eval_episodes:,} fresh episodes"
+        "Mean return",
+        f"[bold]{_number(summary.mean_return)}[/] over {summary.eval_episodes:,} fresh episodes",
     )
     totals.add_row(
         "Training",

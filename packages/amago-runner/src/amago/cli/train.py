@@ -17,9 +17,10 @@ from amago.cli.parts import Parts, choose_parts
 from amago.cli.plots import PICTURE_FILE, draw_runs, read_run
 from amago.cli.progress import TrainingProgress, make_display
 from amago.cli.recipes import Recipe
-from amago.cli.report import Summary, mean_return, show_summary, success_by_attempt, versions
+from amago.cli.report import Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.runs import make_room, recorded_recipe
 from amago.experiment import Experiment
+from amago.experiment.run_file import installed_versions
 from amago.experiment.run_file import read_run as read_record
 from amago.loading import DiskTrajDataset
 
@@ -88,9 +89,11 @@ def train_run(request: Request, console: Console) -> Summary:
     try:
         experiment.start()
         experiment.learn()
+        progress.close()
+        metrics = fresh_metrics(experiment, maker, facts, recipe.eval_episodes)
     finally:
         progress.close()
-    metrics = fresh_metrics(experiment, maker, facts, recipe.eval_episodes)
+        experiment.close()
     summary = _summarise(request.folder.name, recipe, experiment, metrics, progress.wall_seconds)
     summary.save(request.folder)
     picture = request.folder / PICTURE_FILE
@@ -121,7 +124,7 @@ def build_experiment(
         traj_encoder_type=parts.traj_encoder,
         agent_type=parts.agent,
         exploration_wrapper_type=parts.exploration,
-        val_timesteps_per_epoch=facts.evaluation_steps,
+        val_timesteps_per_epoch=recipe.val_rounds * facts.evaluation_steps,
         make_train_env=maker,
         make_val_env=maker,
         parallel_actors=recipe.actors,
@@ -205,5 +208,5 @@ def _summarise(
         gradient_steps=experiment.counters.gradient_steps,
         wall_seconds=round(wall_seconds, 2),
         metrics=metrics,
-        versions=versions(),
+        versions=installed_versions(),
     )

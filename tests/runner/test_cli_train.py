@@ -1,0 +1,211 @@
+"""`amago-run` end to end on small budgets: train, summary, picture, eval, resume, compare."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gin
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from amago.cli.app import app
+
+TINY = [
+    *("--memory-size", "16", "--memory-layers", "1", "--actors", "4", "--batch-size", "4"),
+    *("--timesteps-per-epoch", "60", "--batches-per-epoch", "3", "--eval-episodes", "8"),
+    *("--val-interval", "1", "--seed", "5"),
+]
+
+
+def amago_run(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _gin_as_before() -> Any:
+    """Leaves gin empty and unlocked: other tests bind their own settings."""
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A trained run on a small lake, and what the command printed."""
+    runs = tmp_path_factory.mktemp("runs")
+    result = amago_run(
+        "train",
+        "--env-arg",
+        "k_episodes=3",
+        "--run-dir",
+        str(runs),
+        *TINY,
+        "--epochs",
+        "2",
+        "--set",
+        "Agent.tau=0.25",
+    )
+    return runs / "quickstart", result
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return content
+
+
+def test_a_run_without_an_environment_is_the_quickstart(lake: tuple[Path, Result]) -> None:
+    folder, _ = lake
+    summary = summary_of(folder)
+    assert summary["run"] == "quickstart"
+    assert (summary["env"], summary["env_args"]) == ("MetaFrozenLake", {"size": 3, "k_episodes": 3})
+
+
+def test_the_summary_counts_what_was_trained(lake: tuple[Path, Result]) -> None:
+    summary = summary_of(lake[0])
+    assert summary["env_steps"] == 2 * 60 * 4
+    assert summary["gradient_steps"] == 2 * 3
+    assert summary["seed"] == 5
+    assert 0 < summary["wall_seconds"] < 60
+    assert len(summary["success_by_attempt"]) == 3
+    assert all(0 <= rate <= 1 for rate in summary["success_by_attempt"])
+    assert summary["mean_return"] == pytest.approx(sum(summary["success_by_attempt"]))
+
+
+def test_the_run_ends_with_a_table_of_success_by_attempt(lake: tuple[Path, Result]) -> None:
+    _, result = lake
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 200
+    assert any("Attempt" in line and "Success" in line for line in lines)
+    assert sum(line.startswith("epoch ") for line in lines) == 2
+
+
+def test_the_learning_curve_is_a_picture(lake: tuple[Path, Result]) -> None:
+    with Image.open(lake[0] / "learning_curve.png") as image:
+        assert image.format == "PNG"
+        assert image.size[0] >= 1200
+        assert image.size[1] >= 500
+
+
+def test_evaluating_the_run_repeats_its_final_figures(lake: tuple[Path, Result]) -> None:
+    folder, _ = lake
+    before = sorted(path.name for path in folder.iterdir())
+    result = amago_run("eval", "quickstart", "--run-dir", str(folder.parent))
+    summary = summary_of(folder)
+    assert f"Mean return  {summary['mean_return']:.3f} over 8 fresh episodes" in result.output
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_evaluation_takes_other_episodes_and_an_earlier_checkpoint(lake: tuple[Path, Result]) -> None:
+    result = amago_run("eval", str(lake[0]), "--episodes", "12", "--seed", "1", "--checkpoint", "0")
+    assert "over 12 fresh episodes" in result.output
+    assert "checkpoint 0" in result.output
+
+
+def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(lake: tuple[Path, Result]) -> None:
+    result = CliRunner().invoke(app, ["eval", str(lake[0]), "--checkpoint", "7"], env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert "0, 1" in result.output
+
+
+def test_settings_reach_the_agent_and_are_noted(lake: tuple[Path, Result]) -> None:
+    record = json.loads((lake[0] / "run.json").read_text())
+    assert record["gin"]["amago.agent.Agent.tau"] == 0.25
+    assert record["environment"]["args"] == {"size": 3, "k_episodes": 3}
+
+
+def test_an_existing_run_is_never_replaced_unasked(lake: tuple[Path, Result]) -> None:
+    folder, _ = lake
+    result = CliRunner().invoke(
+        app, ["train", "--run-dir", str(folder.parent), *TINY], env={"COLUMNS": "300"}
+    )
+    assert result.exit_code == 2
+    assert "--resume" in result.output
+    assert "--overwrite" in result.output
+    assert (folder / "summary.json").is_file()
+
+
+def test_later_settings_win_over_files_and_options(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.gin", tmp_path / "second.gin"
+    first.write_text("Agent.tau = 0.1\nAgent.gamma = 0.5\nTformerTrajEncoder.d_model = 24\n")
+    second.write_text("Agent.tau = 0.2\n")
+    arguments = ["--gin", str(first), "--gin", str(second), "--set", "Agent.gamma=0.75", "--epochs", "1"]
+    amago_run("train", "--run-dir", str(tmp_path), *TINY, *arguments)
+    bound = json.loads((tmp_path / "quickstart" / "run.json").read_text())["gin"]
+    assert bound["amago.agent.Agent.tau"] == 0.2
+    assert bound["amago.agent.Agent.gamma"] == 0.75
+    weights = torch.load(tmp_path / "quickstart" / "ckpts" / "latest" / "policy.pt", weights_only=True)
+    widths = {tensor.shape[-1] for name, tensor in weights.items() if name.startswith("traj_encoder")}
+    assert 24 in widths
+    assert 16 not in widths
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    where = ["--run-dir", str(tmp_path), "--run-name", "run"]
+    amago_run("train", "CartPole-v1", *where, *TINY, "--epochs", "1", "--set", "Agent.tau=0.25")
+    before = json.loads((tmp_path / "run" / "run.json").read_text())
+    amago_run("train", *where, "--resume", "--epochs", "3")
+    summary = summary_of(tmp_path / "run")
+    assert summary["env"] == "CartPole-v1"
+    assert summary["env_steps"] == 3 * 60 * 4
+    assert summary["gradient_steps"] == 3 * 3
+    after = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert after["gin"] == before["gin"]
+    refused = CliRunner().invoke(
+        app, ["train", *where, "--resume", "--memory-size", "32"], env={"COLUMNS": "300"}
+    )
+    assert refused.exit_code == 2
+    assert "--memory-size" in refused.output
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_any_gymnasium_id_trains(env: str, tmp_path: Path) -> None:
+    limit = ["--env-arg", "max_episode_steps=40"]
+    result = amago_run("train", env, "--run-dir", str(tmp_path), *TINY, *limit, "--epochs", "1")
+    summary = summary_of(tmp_path / env)
+    assert summary["env"] == env
+    assert summary["success_by_attempt"] == []
+    assert summary["mean_return"] is not None
+    assert f"Average Total Return in {env}" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["RoomKeyDoor", "--env-arg", "meta_rollout_horizon=50"], ["TMazeAltActive"]]
+)
+def test_builtin_environments_train(arguments: list[str], tmp_path: Path) -> None:
+    amago_run(
+        "train", *arguments, "--run-dir", str(tmp_path), *TINY, "--epochs", "1", "--traj-encoder", "rnn"
+    )
+    assert summary_of(tmp_path / arguments[0])["traj_encoder"] == "rnn"
+
+
+def test_a_run_and_its_control_share_a_picture(lake: tuple[Path, Result], tmp_path: Path) -> None:
+    folder, _ = lake
+    runs = ["--run-dir", str(folder.parent)]
+    size = ["--env-arg", "k_episodes=3", "--epochs", "1", "--overwrite"]
+    amago_run("train", *runs, *TINY, *size, "--traj-encoder", "ff", "--run-name", "control")
+    result = amago_run(
+        "compare", "quickstart", "control", *runs, "--out", str(tmp_path / "docs" / "both.png")
+    )
+    assert "feed-forward" in result.output
+    assert "success of attempt 3" in result.output
+    with Image.open(tmp_path / "docs" / "both.png") as image:
+        assert image.size[0] >= 1200
+
+
+def test_workers_and_the_command_itself(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amago.cli", "train", "--run-dir", str(tmp_path), *TINY]
+    finished = subprocess.run(
+        [*command, "--epochs", "1", "--env-mode", "async"], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert summary_of(tmp_path / "quickstart")["env_steps"] == 240
+    assert "\x1b[" not in finished.stdout
+    mistaken = subprocess.run([*command, "--sede", "3"], capture_output=True, text=True, timeout=120)
+    assert mistaken.returncode == 2
+    assert "--seed" in mistaken.stderr
+    assert "Traceback" not in mistaken.stderr
