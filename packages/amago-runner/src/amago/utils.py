@@ -35,8 +35,8 @@ class AmagoWarning(UserWarning):
 
 
 def amago_warning(message: str, stacklevel: int = 2) -> None:
-    """Warns with an `AmagoWarning` that points at the caller."""
-    warnings.warn(message, AmagoWarning, stacklevel=stacklevel + 1)
+    """Warns with an `AmagoWarning` that points at the caller, or with a larger `stacklevel` at its callers."""
+    warnings.warn(message, AmagoWarning, stacklevel=stacklevel)
 
 
 @gin.configurable(module="amago.utils")

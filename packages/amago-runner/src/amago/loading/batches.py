@@ -81,6 +81,7 @@ class BatchLoader:
         self._batches = _Batches(dataset, batch_size)
         self._keys = _Keys()
         self._loader: DataLoader[Batch] | None = None
+        self._running: Any = None
         self._visits = 0
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -95,7 +96,10 @@ class BatchLoader:
 
     def close(self) -> None:
         """Ends the workers. The loader can be used again; new workers are then started."""
-        self._loader = None
+        if self._running is not None:
+            # What the iterator does when it is collected, which an exception's traceback can put off.
+            self._running._shutdown_workers()
+        self._loader = self._running = None
 
     def _from_here(self) -> Iterator[Batch]:
         for key in self._keys:
@@ -103,7 +107,9 @@ class BatchLoader:
             yield batch.pin_memory() if self.device.type == "cuda" else batch
 
     def _from_workers(self) -> Iterator[Batch]:
-        if self._loader is None or not self.dataset.workers_can_persist:
+        if not self.dataset.workers_can_persist:
+            self.close()
+        if self._loader is None:
             self._loader = DataLoader(
                 self._batches,
                 batch_size=None,
@@ -116,7 +122,8 @@ class BatchLoader:
                 worker_init_fn=_start_worker,
                 multiprocessing_context=self.mp_context,
             )
-        yield from self._loader
+        self._running = iter(self._loader)
+        yield from self._running
 
 
 class _Batches(Dataset[Batch]):

@@ -1,0 +1,237 @@
+"""Drawing from the replay buffer on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amago.hindsight import FrozenTraj, Relabeler, save_trajectory, trajectory_filename
+from amago.loading import DiskTrajDataset, RLData, get_path_to_trajs, load_traj_from_disk
+
+
+def assert_same(a: RLData, b: RLData) -> None:
+    for name in ("rl2s", "rews", "dones", "actions", "time_idxs"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    for key in a.obs:
+        np.testing.assert_array_equal(a.obs[key], b.obs[key])
+
+
+def test_the_buffer_lies_where_scripts_look_for_it(tmp_path) -> None:
+    dataset = DiskTrajDataset(tmp_path, "name", 10)
+    assert dataset.save_new_trajs_to == tmp_path / "name" / "buffer" / "fifo"
+    assert get_path_to_trajs(tmp_path, "name", fifo=True) == dataset.save_new_trajs_to
+    assert get_path_to_trajs(str(tmp_path), "name", fifo=False) == tmp_path / "name" / "buffer" / "protected"
+    assert (tmp_path / "name" / "buffer" / "protected").is_dir()
+
+
+def test_a_tilde_stands_for_the_home_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert (
+        DiskTrajDataset("~/dsets", "a", 10).save_new_trajs_to == tmp_path / "dsets" / "a" / "buffer" / "fifo"
+    )
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
+def test_files_of_every_format_are_read_whole(make_traj, tmp_path, save_as) -> None:
+    path = save_trajectory(make_traj(6, 3), tmp_path / "env_00000001_5", save_as, "env")
+    np.testing.assert_array_equal(load_traj_from_disk(str(path)).rl2s, make_traj(6, 3).rl2s)
+
+
+def test_fifo_and_protected_are_drawn_from_alike(make_dataset, fill, numbers) -> None:
+    dataset = make_dataset()
+    fill(dataset.fifo.path, 3)
+    fill(dataset.protected.path, 3, first=3)
+    assert numbers(dataset) == {0, 1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
+def test_reading_a_window_gives_what_slicing_the_whole_file_gives(make_dataset, fill, save_as) -> None:
+    class Whole(DiskTrajDataset):
+        def sample_random_trajectory(self) -> RLData:
+            return super().sample_random_trajectory()
+
+    cached = make_dataset()
+    fill(cached.fifo.path, 4, transitions=[3, 9, 20, 50], save_as=save_as)
+    uncached = make_dataset(cache_bytes=0)
+    sliced = Whole(cached.dset_root, "dset", 100)
+    sliced.configure(50, 4, "none", True)
+    sliced.seed = 0
+    for epoch in (0, 1):
+        for dataset in (cached, uncached, sliced):
+            dataset.set_epoch(epoch)
+        for i in range(50):
+            assert_same(cached[i], sliced[i])
+            assert_same(uncached[i], sliced[i])
+
+
+def test_a_sample_depends_on_seed_rank_epoch_and_index_alone(make_dataset, fill) -> None:
+    first, second = make_dataset(length=3), make_dataset(length=3)
+    fill(first.fifo.path, 20, transitions=30)
+    for dataset in (first, second):
+        dataset.set_epoch(5)
+    backwards = {i: second[i] for i in reversed(range(50))}
+    for i in range(50):
+        assert_same(first[i], backwards[i])
+
+    def epoch() -> list[list[int]]:
+        return [[*second[i].obs["observation"][0].astype(int)] for i in range(50)]
+
+    before = epoch()
+    second.set_epoch(6)
+    other_epoch = epoch()
+    second.seed_sampling(0, rank=1)
+    second.set_epoch(5)
+    other_rank = epoch()
+    second.seed = 1
+    other_seed = epoch()
+    assert before not in (other_epoch, other_rank, other_seed)
+
+
+def test_sampling_lists_are_ordered_by_writer_and_number_whatever_the_clock_says(tmp_path, make_traj) -> None:
+    orders = []
+    for name, times in (("a", [30, 20, 10]), ("b", [5, 6, 7])):
+        dataset = DiskTrajDataset(tmp_path, name, 10)
+        for number, time in enumerate(times):
+            save_trajectory(
+                make_traj(5, number),
+                dataset.fifo.path / trajectory_filename("env", 1, number, time),
+                "npz",
+                "env",
+            )
+        dataset.configure(40, 5, "none", True)
+        dataset.seed = 3
+        dataset.set_epoch(0)
+        orders.append([int(dataset[i].obs["observation"][0, 0]) for i in range(40)])
+    assert orders[0] == orders[1]
+
+
+def test_files_or_timesteps_can_be_drawn_with_equal_chances(make_dataset, fill) -> None:
+    by_file = make_dataset(items=2000)
+    fill(by_file.fifo.path, 2, transitions=[5, 15])
+    by_timestep = make_dataset(items=2000, sample_by="timesteps")
+
+    def share_of_long(dataset: DiskTrajDataset) -> float:
+        return float(np.mean([dataset[i].obs["observation"][0, 0] for i in range(2000)]))
+
+    assert share_of_long(by_file) == pytest.approx(0.5, abs=0.04)
+    assert share_of_long(by_timestep) == pytest.approx(0.75, abs=0.04)
+
+
+def bytes_read(action: Callable[[], object]) -> int:
+    def so_far() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = so_far()
+    action()
+    return so_far() - before
+
+
+def assert_reads_little(read_slice: Callable[[], object], size: int) -> None:
+    assert bytes_read(read_slice) < size / 20
+
+
+def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, tmp_path) -> None:
+    steps = 20_000
+    traj = FrozenTraj(
+        obs={"observation": np.zeros((steps + 1, 100), dtype=np.float32)},
+        rl2s=np.zeros((steps + 1, 2), dtype=np.float32),
+        time_idxs=np.arange(steps + 1)[:, None],
+        rews=np.zeros((steps, 1), dtype=np.float32),
+        dones=np.zeros((steps, 1), dtype=np.bool_),
+        actions=np.zeros((steps, 1), dtype=np.float32),
+    )
+    dataset = make_dataset()
+    path = save_trajectory(traj, dataset.fifo.path / "env_00000000_1", "npz", "env")
+    size = path.stat().st_size
+    dataset.set_epoch(0)
+    assert_reads_little(lambda: dataset[0], size)
+    with pytest.raises(AssertionError):  # the fault: load everything, then slice
+        assert_reads_little(lambda: RLData.from_trajectory(load_traj_from_disk(path)).random_slice(4), size)
+
+
+def test_drawn_trajectories_may_be_written_to_without_changing_the_buffer(make_dataset, fill) -> None:
+    dataset = make_dataset()
+    fill(dataset.fifo.path, 1)
+    dataset.refresh()
+    for _ in range(2):
+        data = dataset.sample_random_trajectory()
+        assert (data.rews > 0).all()
+        data.rews[:] = -1
+    assert (dataset[0].rews > 0).all()
+
+
+def test_an_unconfigured_or_empty_dataset_says_what_is_missing(tmp_path) -> None:
+    dataset = DiskTrajDataset(tmp_path, "dset", 10)
+    with pytest.raises(RuntimeError, match="configure"):
+        dataset[0]
+    dataset.configure(5, 5, "none", True)
+    with pytest.raises(RuntimeError, match="no trajectory files"):
+        dataset[0]
+    with pytest.raises(IndexError):
+        dataset[5]
+
+
+def test_the_cache_keeps_to_its_bytes(make_dataset, fill, numbers) -> None:
+    dataset = make_dataset(items=200, cache_bytes=10_000)
+    fill(dataset.fifo.path, 30)
+    assert numbers(dataset) == set(range(30))
+    assert 0 < len(dataset._reader.cache) < 30
+    assert dataset._reader.cache.used_bytes <= 10_000
+
+
+def test_a_cached_file_that_is_deleted_is_not_drawn_in_the_next_epoch(make_dataset, fill, numbers) -> None:
+    dataset = make_dataset()
+    paths = fill(dataset.fifo.path, 3)
+    assert numbers(dataset) == {0, 1, 2}
+    paths[1].unlink()
+    dataset.set_epoch(1)
+    assert numbers(dataset) == {0, 2}
+    assert dataset._reader.cache.get(str(paths[1])) is None
+
+
+def test_a_file_that_takes_the_name_of_a_cached_one_replaces_it(
+    make_dataset, fill, make_traj, numbers
+) -> None:
+    dataset = make_dataset()
+    path = fill(dataset.fifo.path, 1)[0]
+    assert numbers(dataset) == {0}
+    save_trajectory(make_traj(5, 9), path, "npz", "env")
+    dataset.set_epoch(1)
+    assert numbers(dataset) == {9}
+
+
+class AddHundred(Relabeler):
+    """Writes to the arrays in place and drops the first half of the trajectory."""
+
+    def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+        traj.rews[:] += 100
+        half = len(traj) // 2
+        return FrozenTraj(
+            obs={"kept": traj.obs["observation"][half:]},
+            rl2s=traj.rl2s[half:],
+            time_idxs=traj.time_idxs[half:],
+            rews=traj.rews[half:],
+            dones=traj.dones[half:],
+            actions=traj.actions[half:],
+        )
+
+
+def test_a_relabeler_sees_the_whole_piece_before_slicing_at_every_draw(make_dataset, fill) -> None:
+    dataset = make_dataset(relabeler=AddHundred(), length=2)
+    fill(dataset.fifo.path, 2, transitions=10)
+    for i in range(len(dataset)):
+        data = dataset[i]
+        assert set(data.obs) == {"kept"}
+        assert ((data.rews > 105) & (data.rews <= 110)).all()  # later half, raised once and not once per draw
+
+
+def test_a_relabeler_that_returns_nothing_is_named(make_dataset, fill) -> None:
+    class Forgetful(Relabeler):
+        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+            traj.rews[:] = 0
+
+    dataset = make_dataset(relabeler=Forgetful())
+    fill(dataset.fifo.path, 1)
+    with pytest.raises(TypeError, match="Forgetful"):
+        dataset[0]

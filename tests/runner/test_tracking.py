@@ -1,0 +1,133 @@
+"""Where metrics go."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from amago.tracking import JsonlTracker, MultiTracker, TensorboardTracker, Tracker, WandbTracker
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_holds_section_axes_metrics_and_time(tmp_path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    tracker = JsonlTracker(path)
+    tracker.log({"Average": 0.5}, section="val", axes={"Epoch": 3})
+    (line,) = lines(path)
+    assert line.pop("time") > 1.6e9
+    assert line == {"section": "val", "axes": {"Epoch": 3}, "metrics": {"Average": 0.5}}
+    tracker.close()
+
+
+def test_lines_can_be_read_before_the_run_ends(tmp_path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for epoch in range(3):
+        tracker.log({"x": 1}, section="val", axes={"Epoch": epoch})
+        assert len(lines(tmp_path / "metrics.jsonl")) == epoch + 1
+    tracker.close()
+
+
+def test_tensors_and_numpy_scalars_are_numbers(tmp_path) -> None:
+    tracker = JsonlTracker(tmp_path / "m.jsonl")
+    tracker.log(
+        {"a": torch.tensor(1.5), "b": np.float32(2.5), "c": np.int64(3)}, section="train-update", axes={}
+    )
+    assert lines(tmp_path / "m.jsonl")[0]["metrics"] == {"a": 1.5, "b": 2.5, "c": 3}
+    tracker.close()
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path) -> None:
+    tracker = JsonlTracker(tmp_path / "m.jsonl")
+    tracker.log({"a": float("nan"), "b": float("inf")}, section="val", axes={})
+    assert lines(tmp_path / "m.jsonl")[0]["metrics"] == {"a": None, "b": None}
+    tracker.close()
+
+
+def test_a_metric_that_is_no_number_is_named(tmp_path) -> None:
+    tracker = JsonlTracker(tmp_path / "m.jsonl")
+    for value in ("high", torch.zeros(2), None):
+        with pytest.raises(TypeError, match="'score'"):
+            tracker.log({"score": value}, section="val", axes={})
+    tracker.close()
+
+
+@pytest.mark.parametrize("torn", ['{"section": "va', "x" * 10_000])
+def test_a_line_torn_by_a_crash_is_removed_on_resume(tmp_path, torn) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonlTracker(path)
+    first.log({"x": 1}, section="val", axes={})
+    first.close()
+    with path.open("a") as file:
+        file.write(torn)
+    second = JsonlTracker(path)
+    second.log({"x": 2}, section="val", axes={})
+    second.close()
+    assert [line["metrics"] for line in lines(path)] == [{"x": 1}, {"x": 2}]
+
+
+@pytest.mark.parametrize("content", ["", "torn from the start"])
+def test_a_file_without_a_whole_line_starts_anew(tmp_path, content) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    tracker = JsonlTracker(path)
+    tracker.log({"x": 2}, section="val", axes={})
+    tracker.close()
+    assert len(lines(path)) == 1
+
+
+def test_several_trackers_get_the_same(tmp_path) -> None:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    tracker: Tracker = MultiTracker([JsonlTracker(path) for path in paths])
+    tracker.log({"x": torch.tensor(1.0)}, section="test", axes={"Epoch": 0})
+    tracker.close()
+    tracker.close()
+    assert [lines(path)[0]["metrics"] for path in paths] == [{"x": 1}, {"x": 1}]
+
+
+def test_wandb_works_offline_and_goes_on_with_a_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("AMAGO_WANDB_PROJECT", "from-the-environment")
+    tracker = WandbTracker(
+        name="run", group="group", config={"Agent.gamma": 0.9}, log_dir=tmp_path / "wandb_logs"
+    )
+    tracker.log({"Average": torch.tensor(0.5)}, section="val", axes={"Epoch": 3})
+    run_id = tracker.run_id
+    assert tracker._run.project == "from-the-environment"
+    tracker.close()
+    tracker.close()
+    files = list((tmp_path / "wandb_logs").rglob(f"*{run_id}.wandb"))
+    assert files
+    assert b"val/Average" in files[0].read_bytes()
+    again = WandbTracker(name="run", log_dir=tmp_path / "wandb_logs", run_id=run_id)
+    assert again.run_id == run_id
+    again.close()
+
+
+def test_wandb_is_imported_only_by_those_who_use_it() -> None:
+    code = "import sys, amago.tracking, amago.loading; sys.exit(bool({'wandb', 'tensorboard'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_missing_wandb_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match="pip install 'wandb"):
+        WandbTracker()
+
+
+def test_tensorboard_writes_event_files_or_says_what_to_install(tmp_path) -> None:
+    try:
+        tracker = TensorboardTracker(tmp_path)
+    except ImportError as error:
+        assert "pip install tensorboard" in str(error)  # noqa: PT017 (either outcome is right, by what is installed)
+        return
+    tracker.log({"Average": 0.5}, section="val", axes={"total_frames": 10})
+    tracker.close()
+    assert list(tmp_path.glob("events.out.tfevents*"))
