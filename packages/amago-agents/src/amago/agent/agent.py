@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
@@ -26,26 +25,13 @@ from amago.agent.gammas import Multigammas
 from amago.agent.registry import register_agent
 from amago.agent.returns import nstep_return
 from amago.agent.targets import move_towards, random_critic_subset
+from amago.agent.transitions import Transitions, spread
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
 from amago.nets.actor_critic.critic import expected_values
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
-
-
-@dataclass(slots=True, kw_only=True)
-class Transitions:
-    """The real transitions of a batch side by side, so that the heads never work on padding."""
-
-    state: Tensor  # (1, n, S)
-    next_state: Tensor  # (1, n, S), without gradient
-    action: Tensor  # (1, n, A)
-    reward: Tensor  # (1, n, 1), times the reward multiplier
-    done: Tensor  # (1, n, 1)
-    direct_obs: dict[str, Tensor] | None  # (1, n, ...), what the actor also sees
-    next_direct_obs: dict[str, Tensor] | None
-    places: Tensor  # (n,) in the flattened (B * T)
 
 
 @register_agent("agent")
@@ -143,7 +129,6 @@ class Agent(BaseAgent):
         self.popart = PopArtLayer(gammas=len(gammas), enabled=popart)
         self.init_actor_critic()
         self.init_extra_networks()
-        self.register_load_state_dict_pre_hook(_drop_redundant_critics)
 
     gammas: Tensor
 
@@ -173,7 +158,7 @@ class Agent(BaseAgent):
 
     def init_actor_critic(self) -> None:
         """Build actor, critics and their targets."""
-        sizes = {
+        sizes: dict[str, Any] = {
             "state_dim": self.state_dim,
             "action_dim": self.action_dim,
             "discrete": self.discrete,
@@ -207,6 +192,13 @@ class Agent(BaseAgent):
         except ValueError:  # the actor is not configurable
             configured = {}
         return {} if "continuous_dist_type" in configured else {"continuous_dist_type": choice}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As in torch, but the copy of the critics that older saved policies hold is passed over."""
+        kept = {key: value for key, value in state_dict.items() if not key.startswith("maximized_critics.")}
+        return super().load_state_dict(kept, strict=strict, assign=assign)
 
     # Target networks
 
@@ -281,26 +273,13 @@ class Agent(BaseAgent):
 
     def _gather(self, batch: Batch, log: dict[str, Any] | None) -> Transitions:
         """Encode the batch and pick its real transitions."""
-        states = self.encode_batch(batch, log).flatten(0, 1)  # (B * (T+1), S)
-        places = batch.real_transitions()
-        now = places + places // batch.length  # the same places among the B * (T+1) timesteps
-        direct = self._direct_obs(batch.obs)
-
-        def pick(x: Tensor, idxs: Tensor) -> Tensor:
-            return x.flatten(0, 1).index_select(0, idxs).unsqueeze(0)
-
-        def pick_obs(idxs: Tensor) -> dict[str, Tensor] | None:
-            return None if direct is None else {key: pick(value, idxs) for key, value in direct.items()}
-
-        return Transitions(
-            state=states.index_select(0, now).unsqueeze(0),
-            next_state=states.detach().index_select(0, now + 1).unsqueeze(0),
-            action=self.actor.policy_dist.action_from_buffer(pick(batch.actions, places)),
-            reward=self.reward_multiplier * pick(batch.rews, places),
-            done=pick(batch.dones, places).float(),
-            direct_obs=pick_obs(now),
-            next_direct_obs=pick_obs(now + 1),
-            places=places,
+        states = self.encode_batch(batch, log)
+        return Transitions.of(
+            batch,
+            states,
+            to_action=self.actor.policy_dist.action_from_buffer,
+            reward_multiplier=self.reward_multiplier,
+            direct_obs=self._direct_obs(batch.obs),
         )
 
     def _q_values(self, t: Transitions, log: dict[str, Any] | None) -> Tensor:
@@ -322,7 +301,7 @@ class Agent(BaseAgent):
         gamma = self.gammas.unsqueeze(-1)  # (G, 1)
         if self.n_step == 1:
             return nstep_return(reward, done, values, gamma, 1, torch.ones_like(done))
-        reward, done, values = (_spread(x, t.places, batch) for x in (reward, done, values))
+        reward, done, values = (spread(x, t.places, batch) for x in (reward, done, values))
         mask = batch.transition_mask[..., None, None]  # (B, T, 1, 1, 1)
         returns = nstep_return(reward, done, values, gamma, self.n_step, mask)
         return returns.flatten(0, 1).index_select(0, t.places).unsqueeze(0)
@@ -357,11 +336,12 @@ class Agent(BaseAgent):
             online = losses.online_actor_loss(self.popart(policy_values))
         if self.offline_coeff > 0:
             weights = self._filter(q_values, policy_values, log)
-            offline = losses.offline_actor_loss(weights, self._log_prob(dist, t.action))
-        if log is not None:
-            log["Policy Entropy"] = (
-                dist.entropy().mean() if self.discrete else dist.log_prob(t.action.unsqueeze(2)).mean().neg()
-            )
+            log_prob = self._log_prob(dist, t.action)
+            offline = losses.offline_actor_loss(weights, log_prob)
+            if log is not None:
+                log["Log Prob of Buffer Actions"] = log_prob.detach().mean()
+        if log is not None and self.discrete:
+            log["Policy Entropy"] = dist.entropy().detach().mean()
         return losses.combine_actor_losses(online, offline, self.online_coeff, self.offline_coeff)
 
     def _policy_values(self, t: Transitions, dist: Any) -> Tensor:
@@ -407,11 +387,11 @@ class Agent(BaseAgent):
 
     def _masked(self, loss: Tensor, batch: Batch, t: Transitions, which: str) -> Tensor:
         """The mean of a loss over real transitions, (1, n, ..., G, 1) -> (), after the subclass's mask hook."""
-        spread = _spread(loss.float(), t.places, batch)  # (B, T, ..., G, 1)
+        full = spread(loss.float(), t.places, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask
-        mask = mask.view(*mask.shape[:2], *(1 for _ in spread.shape[2:])).expand_as(spread)
+        mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full)
         edit = self.edit_actor_mask if which == "actor" else self.edit_critic_mask
-        return masked_avg(spread, edit(batch, spread, mask))
+        return masked_avg(full, edit(batch, full, mask))
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -423,7 +403,7 @@ class Agent(BaseAgent):
         dist = self.actor(t.state, straight_from_obs=t.direct_obs)
         q = self._q_values(t, None).mean(dim=-3)
         v = self._policy_values(t, dist).mean(0).mean(dim=-3)
-        return _spread(q, t.places, batch), _spread(v, t.places, batch)
+        return spread(q, t.places, batch), spread(v, t.places, batch)
 
     # Metrics
 
@@ -458,20 +438,8 @@ class Agent(BaseAgent):
         return {**heads, **super().get_grad_norms()}
 
 
-def _spread(x: Tensor, places: Tensor, batch: Batch) -> Tensor:
-    """Real transitions (1, n, ...) back at their places in (B, T, ...), 0 elsewhere."""
-    full = x.new_zeros((batch.batch_size * batch.length, *x.shape[2:]))
-    return full.index_copy(0, places, x[0]).unflatten(0, (batch.batch_size, batch.length))
-
-
 def _choose(probs: Tensor, sample: bool) -> Tensor:
     """An index per row: probabilities (B, 1, N) -> int64 (B, 1, 1)."""
     if not sample:
         return probs.argmax(dim=-1, keepdim=True)
-    return torch.multinomial(probs.flatten(0, 1), 1).unflatten(0, probs.shape[:2])
-
-
-def _drop_redundant_critics(_module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
-    """Weights saved by the reference hold a second copy of the critics, which nothing here needs."""
-    for key in [key for key in state_dict if key.startswith("maximized_critics.")]:
-        del state_dict[key]
+    return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)

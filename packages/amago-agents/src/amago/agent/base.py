@@ -151,7 +151,7 @@ class BaseAgent(nn.Module, ABC):
         return self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: which entries of the actor loss (B, T, G, 1) count; `pad_mask`, same shape, is true for real ones."""
+        """Hook: which entries of the actor loss (B, T, G, 1) count; `pad_mask` is true for the real ones."""
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return norm
 
 
 def masked_extremes(x: Tensor) -> tuple[Tensor, Tensor]:

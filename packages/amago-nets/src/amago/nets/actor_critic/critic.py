@@ -101,7 +101,8 @@ class NCritics(BaseCriticHead):
 
     def all_action_values(self, state: Tensor) -> Tensor:
         """The value of every discrete action: (B, L, S) -> (B, L, C, G, A)."""
-        return self.net(state).unflatten(-1, (self.num_gammas, self.action_dim))
+        values: Tensor = self.net(state).unflatten(-1, (self.num_gammas, self.action_dim))
+        return values
 
     def critic_network_forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None

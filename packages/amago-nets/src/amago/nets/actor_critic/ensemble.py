@@ -33,7 +33,7 @@ class EnsembleLinear(nn.Module):
         lead = x.shape[:-2]
         flat = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)  # (C, rows, d_in)
         out = torch.baddbmm(self.bias.view(-1, 1, self.bias.shape[-1]), flat, self.weight)
-        return out.transpose(0, 1).unflatten(0, lead)
+        return out.transpose(0, 1).reshape(*lead, *out.shape[::2])
 
     def shared_input(self, x: Tensor) -> Tensor:
         """The same input for every network: (..., d_in) -> (..., C, d_out), bias included."""
@@ -46,7 +46,7 @@ class EnsembleLinear(nn.Module):
         """
         weight = self.weight[:, start:stop]  # (C, d, d_out)
         together = weight.transpose(0, 1).flatten(1)  # (d, C * d_out)
-        return (x @ together).unflatten(-1, (weight.shape[0], weight.shape[2]))
+        return (x @ together).view(*x.shape[:-1], weight.shape[0], weight.shape[2])
 
 
 class EnsembleMLP(nn.Module):

@@ -192,4 +192,5 @@ class TransformerLayer(nn.Module):
         )
         self_seq = self_seq + self.norm2(attended)
         hidden = self.norm4(self.activation(self.ff1(self.norm3(self_seq))))
-        return self_seq + self.dropout_ff(self.ff2(hidden))
+        out: Tensor = self_seq + self.dropout_ff(self.ff2(hidden))
+        return out
