@@ -5,19 +5,20 @@ Each takes advantages of any shape and returns weights of the same shape; all ar
 
 from __future__ import annotations
 
-import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from amago.nets.configurable import configurable_function
 
-@gin.configurable(module="amago.agent")
+
+@configurable_function("amago.agent")
 def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     """1 where the advantage exceeds `threshold`, else 0 (CRR "binary", Wang et al. 2020, eq. 3)."""
     return (adv > threshold).to(adv.dtype)
 
 
-@gin.configurable(module="amago.agent")
+@configurable_function("amago.agent")
 def exp_filter(
     adv: Tensor,
     beta: float = 1.0,
@@ -40,7 +41,7 @@ def exp_filter(
     return _clamp(weights, clip_weights_low, clip_weights_high)
 
 
-@gin.configurable(module="amago.agent")
+@configurable_function("amago.agent")
 def leaky_relu_filter(
     adv: Tensor,
     beta: float = 2.0,

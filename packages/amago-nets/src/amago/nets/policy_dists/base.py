@@ -7,11 +7,12 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution
+
+from amago.nets.configurable import configurable_function
 
 
 class PolicyOutput(ABC):
@@ -68,7 +69,7 @@ def check_bounds(name: str, low: float, high: float | None) -> None:
         raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
 
 
-@gin.configurable(module="amago.nets.policy_dists")
+@configurable_function("amago.nets.policy_dists")
 def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
     """Maps numbers into (low, high), evenly on a logarithmic scale: x = 0 gives the geometric mean.
 
@@ -78,7 +79,7 @@ def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
     return torch.exp(log_low + 0.5 * (log_high - log_low) * (torch.tanh(x) + 1.0))
 
 
-@gin.configurable(module="amago.nets.policy_dists")
+@configurable_function("amago.nets.policy_dists")
 def softplus_bounded_positive(x: Tensor, low: float, high: float | None = None) -> Tensor:
     """Maps numbers to low + softplus(x), cut off at `high` if it is given."""
     positive = F.softplus(x) + low
