@@ -77,3 +77,16 @@ def test_what_was_on_hold_at_a_checkpoint_is_removed_after_a_resume(make_dataset
     resumed.state_dict()
     resumed.on_end_of_collection(None)
     assert not list((resumed.fifo.path.parent / "on_hold").iterdir())
+
+
+def test_a_process_without_edit_rights_resumes_without_moving_files(make_dataset, fill) -> None:
+    main, other = make_dataset(dset_max_size=1), make_dataset(dset_max_size=1, edit=False)
+    fill(main.fifo.path, 3)
+    state = main.state_dict()
+    other.on_end_of_collection(None)
+    other.load_state_dict({"fifo": {"files": [], "on_hold": []}}, move_later_files_aside=True)
+    assert len(list(main.fifo.path.iterdir())) == 3
+    main.on_end_of_collection(None)
+    assert len(list(main.fifo.path.iterdir())) == 1
+    main.load_state_dict(state)
+    assert len(list(main.fifo.path.iterdir())) == 3

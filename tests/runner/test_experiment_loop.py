@@ -1,0 +1,195 @@
+"""An epoch of `learn`: what happens, in which order, under which names it is logged, and what is left on disk."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amago.envs import AMAGOEnv
+from amago.experiment import Callback, Experiment
+from amago.experiment.learner import NonFiniteUpdateError
+from amago.loading import DiskTrajDataset, DoNothingDataset
+from amago.utils import AmagoWarning
+
+MakeExperiment = Callable[..., Experiment]
+MetricsOf = Callable[..., list[dict[str, Any]]]
+
+
+class Diary(Callback):
+    """Writes down what happened in each epoch."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_epoch_start(self, experiment: Experiment, epoch: int) -> None:
+        self.events.append(f"epoch {epoch}")
+
+    def on_rollout_start(self, experiment: Experiment, section: str, total_steps: int | None) -> None:
+        self.events.append(f"{section} of {total_steps}")
+
+    def on_learning_start(self, experiment: Experiment, total_batches: int) -> None:
+        self.events.append(f"learn {total_batches}")
+
+    def on_checkpoint(self, experiment: Experiment, epoch: int) -> None:
+        self.events.append("checkpoint")
+
+    def on_end(self, experiment: Experiment) -> None:
+        self.events.append("end")
+
+
+def run(experiment: Experiment) -> Experiment:
+    experiment.start()
+    experiment.learn()
+    return experiment
+
+
+def test_evaluates_collects_learns_and_saves_in_this_order(make_experiment: MakeExperiment) -> None:
+    diary = Diary()
+    run(make_experiment(epochs=3, val_interval=2, ckpt_interval=2, callbacks=[diary]))
+    evaluated = ["val of 36", "train of 60", "learn 4", "checkpoint"]
+    assert diary.events == ["epoch 0", *evaluated, "epoch 1", "train of 60", "learn 4", "epoch 2", *evaluated, "end"]
+
+
+def test_the_last_epoch_is_saved_whatever_the_interval(make_experiment: MakeExperiment) -> None:
+    experiment = run(make_experiment(epochs=3, ckpt_interval=50))
+    names = sorted(path.name for path in (experiment.run_dir / "ckpts" / "training_states").iterdir())
+    assert names == ["run_epoch_0", "run_epoch_2"]
+
+
+def test_an_epoch_without_learning_is_saved_too(make_experiment: MakeExperiment) -> None:
+    experiment = run(make_experiment(epochs=1, start_learning_at_epoch=5, val_interval=None))
+    assert (experiment.run_dir / "ckpts" / "latest" / "policy.pt").is_file()
+    assert (experiment.run_dir / "ckpts" / "policy_weights" / "policy_epoch_0.pt").is_file()
+
+
+def test_files_of_a_run_lie_where_the_documents_say(make_experiment: MakeExperiment) -> None:
+    experiment = run(make_experiment(epochs=1))
+    files = {str(p.relative_to(experiment.run_dir)) for p in experiment.run_dir.rglob("*") if p.is_file()}
+    assert files == {
+        "config.txt",
+        "run.json",
+        "metrics.jsonl",
+        "ckpts/latest/policy.pt",
+        "ckpts/policy_weights/policy_epoch_0.pt",
+        "ckpts/training_states/run_epoch_0/policy.pt",
+        "ckpts/training_states/run_epoch_0/optimizer.pt",
+        "ckpts/training_states/run_epoch_0/state.json",
+    }
+
+
+def test_metrics_have_the_documented_names(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+    experiment = run(make_experiment(epochs=1))
+    episodes = {
+        "Average Total Return in memory",
+        "Bottom Quintile Total Return in memory",
+        "Average Total Return (Across All Env Names)",
+        "Average Last Step Right in memory",
+    }
+    for section in ("val", "train"):
+        assert set(metrics_of(experiment, section)[0]["metrics"]) == episodes
+    updates = metrics_of(experiment, "train-update")
+    assert len(updates) == 2  # 4 batches, one log every 2
+    assert {
+        "Loss",
+        "Actor Loss",
+        "Critic Loss",
+        "Learning Rate",
+        "Actor Grad Norm",
+        "Critic Grad Norm",
+        "TrajEncoder Grad Norm",
+        "TstepEncoder Grad Norm",
+        "Min TD Target",
+        "Max TD Target",
+        "Filter Mean",
+        "PopArt mu (mean over gamma)",
+    } <= set(updates[0]["metrics"])
+    assert metrics_of(experiment, "dataset")[0]["axes"] == {
+        "total_frames": 60,
+        "total_frames-memory": 60,
+        "Epoch": 0,
+        "gradient_steps": 0,
+    }
+
+
+def test_the_first_update_has_learning_rate_zero(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+    experiment = run(make_experiment(epochs=1, learning_rate=0.5, lr_warmup_steps=4, log_interval=1))
+    rates = [line["metrics"]["Learning Rate"] for line in metrics_of(experiment, "train-update")]
+    assert rates == [0.0, 0.125, 0.25, 0.375]
+
+
+def test_counters_tell_how_far_the_run_is(make_experiment: MakeExperiment) -> None:
+    experiment = run(make_experiment(epochs=2, batches_per_update=2))
+    counters = experiment.counters
+    assert (counters.epoch, counters.env_steps, counters.gradient_steps) == (2, 120, 4)
+    assert counters.env_steps_by_name == {"memory": 120}
+
+
+def test_episodes_go_on_from_epoch_to_epoch(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+    """Episodes of 6 steps and epochs of 4: without carrying over, none would ever finish."""
+    experiment = run(
+        make_experiment(epochs=3, train_timesteps_per_epoch=4, ckpt_interval=None, start_learning_at_epoch=9)
+    )
+    assert len(metrics_of(experiment, "train")) == 2
+
+
+def test_environments_are_reset_when_forced(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+    experiment = run(
+        make_experiment(
+            epochs=3,
+            train_timesteps_per_epoch=4,
+            ckpt_interval=None,
+            start_learning_at_epoch=9,
+            force_reset_train_envs_every=1,
+        )
+    )
+    assert metrics_of(experiment, "train") == []
+
+
+def test_arguments_can_be_edited_until_start(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(epochs=5)
+    experiment.epochs = 1
+    assert run(experiment).counters.epoch == 1
+
+
+def test_an_edited_argument_is_checked_at_start(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment()
+    experiment.env_mode = "asinc"
+    with pytest.raises(ValueError, match="did you mean 'async'"):
+        experiment.start()
+
+
+def test_evaluate_test_returns_and_logs_its_metrics(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+    experiment = make_experiment()
+    experiment.start()
+    metrics = experiment.evaluate_test(experiment.make_val_env, timesteps=12)
+    assert metrics == metrics_of(experiment, "test")[0]["metrics"]
+    assert 0.0 <= metrics["Average Total Return in memory"] <= 6.0
+
+
+def test_an_evaluation_without_a_finished_episode_has_no_metrics(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment()
+    experiment.start()
+    assert experiment.evaluate_test(experiment.make_val_env, timesteps=5) == {}
+
+
+def test_evaluate_test_saves_whole_episodes(make_experiment: MakeExperiment, tmp_path: Path) -> None:
+    experiment = make_experiment(max_seq_len=2, traj_save_len=3)
+    experiment.start()
+    experiment.evaluate_test(experiment.make_val_env, timesteps=20, save_trajs_to=tmp_path / "saved")
+    files = list((tmp_path / "saved").glob("memory_*.npz"))
+    assert len(files) == 9  # three actors, three episodes each
+    assert all(len(np.load(path)["rews"]) == 6 for path in files)
+
+
+def test_wandb_offline_needs_no_network(
+    make_experiment: MakeExperiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    experiment = run(make_experiment(epochs=1, log_to_wandb=True, wandb_project="tests"))
+    experiment.close()
+    assert list((experiment.run_dir / "wandb_logs").rglob("*.wandb"))
