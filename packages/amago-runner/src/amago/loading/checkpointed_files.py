@@ -65,7 +65,9 @@ class CheckpointedFiles:
             move_later_files_aside: whether files that the checkpoint does not know leave the folder.
         """
         listed, here = set(state["files"]), set(present)
-        gone = {name for name in listed - here if not _move(self.hold / name, self.folder)}
+        for name in listed - here:
+            _move(self.hold / name, self.folder)
+        gone = {name for name in listed - here if not (self.folder / name).exists()}
         if gone:
             warnings.warn(
                 f"{len(gone)} of {len(listed)} trajectory files that the checkpoint lists are no longer in "

@@ -209,11 +209,15 @@ class DiskTrajDataset(RLDataset):
     def load_state_dict(self, state: dict[str, Any], *, move_later_files_aside: bool = False) -> None:
         """Brings `fifo` back to what it held at the checkpoint, as far as files still exist.
 
+        Does nothing without the right to edit.
+
         Args:
             state: what `state_dict` returned.
             move_later_files_aside: whether files written after the checkpoint move to `buffer/aside`, so that
                 the run continues exactly as it would have. Not for buffers that other processes write to.
         """
+        if self.has_edit_rights is False:
+            return
         self.refresh(force=True)
         self._checkpointed.load_state_dict(
             state["fifo"], self.fifo.files, move_later_files_aside=move_later_files_aside
