@@ -284,9 +284,21 @@ class Agent(BaseAgent):
 
     def _q_values(self, t: Transitions, log: dict[str, Any] | None) -> Tensor:
         """Raw values of the recorded actions (1, n, C, G, 1), before PopArt."""
-        action = t.action.unsqueeze(2).expand(-1, -1, len(self.gammas), -1)  # (1, n, G, A)
-        values: Tensor = self.critics(t.state, action.unsqueeze(0), log_dict=log)[0]
+        action = t.action.unsqueeze(2).expand(-1, -1, len(self.gammas), -1).unsqueeze(0)  # (1, 1, n, G, A)
+        critics = self._critics_of_every_action()
+        if critics is not None:
+            t.every_action = critics.all_action_values(t.state)
+            return expected_values(t.every_action, action)[0]
+        values: Tensor = self.critics(t.state, action, log_dict=log)[0]
         return values
+
+    def _critics_of_every_action(self) -> NCritics | None:
+        """The critics, if one pass of theirs serves all actions of a state, the recorded and the policy's."""
+        critics = self.critics
+        if not self.discrete or not isinstance(critics, NCritics):
+            return None
+        overridden = type(critics).critic_network_forward is not NCritics.critic_network_forward
+        return None if overridden else critics
 
     @torch.no_grad()
     def td_targets(self, batch: Batch, t: Transitions) -> Tensor:
@@ -353,10 +365,8 @@ class Agent(BaseAgent):
         learns = self.online_coeff > 0
         action = self._policy_actions(dist, self.num_actions_for_value_in_actor_loss, grad=learns)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            if self.discrete and isinstance(self.critics, NCritics):
-                with torch.no_grad():
-                    every = self.critics.all_action_values(t.state)
-                return expected_values(every, action)
+            if t.every_action is not None:
+                return expected_values(t.every_action.detach(), action)
             weights = {name: p.detach() for name, p in self.critics.named_parameters()}
             values: Tensor = functional_call(self.critics, weights, (t.state.detach(), action))
         return values

@@ -26,6 +26,7 @@ class Transitions:
         direct_obs: observations (1, n, ...) that the actor sees besides the state, None if there are none.
         next_direct_obs: the same of the next timestep.
         places: (n,) where the transitions stand in the flattened (B * T).
+        every_action: values of all discrete actions, (1, n, C, G, A), once the critics have computed them.
     """
 
     state: Tensor
@@ -36,6 +37,7 @@ class Transitions:
     direct_obs: dict[str, Tensor] | None
     next_direct_obs: dict[str, Tensor] | None
     places: Tensor
+    every_action: Tensor | None = None
 
     @classmethod
     def of(
