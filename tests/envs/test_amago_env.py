@@ -300,6 +300,41 @@ def test_batched_actions_of_every_kind_keep_their_leading_axis(counting_batch_en
     assert np.shape(inner.received[0]) == (2, *action_space.shape)
 
 
+def make_gymnasium_vector(num_envs: int) -> gym.vector.VectorEnv:
+    if gym.__version__.startswith("0."):
+        return gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * num_envs)
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=same_step)
+
+
+def test_a_gymnasium_vector_environment_is_a_batched_environment():
+    env = AMAGOEnv(make_gymnasium_vector(3), env_name="CartPole", batched_envs=3)
+    assert env.observation_space["observation"].shape == (4,)
+    assert env.action_space == spaces.Discrete(2)
+    env.reset(seed=0)
+    episode_ends = 0
+    for _ in range(40):
+        timestep, _, terminated, _, info = env.step(np.ones((3, 1), dtype=np.int64))
+        rows = np.flatnonzero(terminated)
+        if rows.size:
+            final = env.final_observation(info, rows)["observation"]
+            # A pole has fallen where an episode ended; the next one begins upright.
+            assert (np.abs(final[:, 2]) > 0.2).all()
+            assert (np.abs(timestep.obs["observation"][rows, 2]) < 0.05).all()
+            episode_ends += rows.size
+    assert episode_ends > 3
+    env.close()
+
+
+def test_a_gymnasium_vector_environment_must_reset_in_the_step_that_ends_an_episode():
+    with pytest.raises(ValueError, match="batched_envs is 3"):
+        AMAGOEnv(make_gymnasium_vector(2), batched_envs=3)
+    if not gym.__version__.startswith("0."):
+        next_step = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+        with pytest.raises(ValueError, match="SAME_STEP"):
+            AMAGOEnv(next_step, batched_envs=2)
+
+
 # Adapters and versions
 
 

@@ -43,7 +43,8 @@ class AMAGOEnv(ForwardingWrapper):
 
     Args:
         env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
-            those, unbounded Boxes, and any nesting of Dict and Tuple.
+            those, unbounded Boxes, and any nesting of Dict and Tuple. A gymnasium VectorEnv is taken as well; it
+            must reset rows in the step that ends their episode (`AutoresetMode.SAME_STEP`).
         env_name: name for logs and files. None reads the attribute `env_name` of the environment (of any layer
             of its wrappers), anew at each use because multi-task environments change it between resets; without
             such an attribute the id that the environment was made from, or the name of its class.

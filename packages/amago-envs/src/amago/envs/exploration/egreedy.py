@@ -70,12 +70,8 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         self.randomize_eps = randomize_eps
         self._multiplier: npt.NDArray[np.float64] = np.ones(self.batched_envs)
         self._add_noise = _noise_for(self.action_space)
-        self._redraw_multiplier(np.arange(self.batched_envs))
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
-        self._redraw_multiplier(rows)
-
-    def _redraw_multiplier(self, rows: npt.NDArray[np.int64]) -> None:
         if self.randomize_eps:
             self._multiplier[rows] = self.rng.random(len(rows))
 
