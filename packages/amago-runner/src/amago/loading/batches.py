@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from amago.agent.batch import Batch
 from amago.loading.collate import RLData_pad_collate
 from amago.loading.dataset import RLDataset
+from amago.loading.packing import PackedBatch
 
 PREFETCH_BATCHES = 4
 """Batches that each worker prepares ahead."""
@@ -80,7 +81,7 @@ class BatchLoader:
         self.device = torch.device(device)
         self._batches = _Batches(dataset, batch_size)
         self._keys = _Keys()
-        self._loader: DataLoader[Batch] | None = None
+        self._loader: DataLoader[PackedBatch] | None = None
         self._running: Any = None
         self._visits = 0
 
@@ -91,8 +92,7 @@ class BatchLoader:
         state = self.dataset.worker_state() if self.workers else None
         firsts = range(0, self.batch_size * self.batches_per_epoch, self.batch_size)
         self._keys.keys = [BatchKey(self._visits, epoch, first, state) for first in firsts]
-        for batch in self._from_workers() if self.workers else self._from_here():
-            yield batch.to(self.device)
+        return self._from_workers() if self.workers else self._from_here()
 
     def close(self) -> None:
         """Ends the workers. The loader can be used again; new workers are then started."""
@@ -104,7 +104,10 @@ class BatchLoader:
     def _from_here(self) -> Iterator[Batch]:
         for key in self._keys:
             batch = self._batches.draw(key.first)
-            yield batch.pin_memory() if self.device.type == "cuda" else batch
+            if self.device.type == "cuda":
+                yield PackedBatch.pack(batch).pin_memory().to(self.device).unpack()
+            else:
+                yield batch.to(self.device)
 
     def _from_workers(self) -> Iterator[Batch]:
         if not self.dataset.workers_can_persist:
@@ -119,26 +122,29 @@ class BatchLoader:
                 pin_memory=self.device.type == "cuda",
                 prefetch_factor=PREFETCH_BATCHES,
                 persistent_workers=True,
+                # Without a generator the loader would draw its workers' seed from torch's global one.
+                generator=torch.Generator(),
                 worker_init_fn=_start_worker,
                 multiprocessing_context=self.mp_context,
             )
         self._running = iter(self._loader)
-        yield from self._running
+        for packed in self._running:
+            yield packed.to(self.device).unpack()
 
 
-class _Batches(Dataset[Batch]):
-    """Batches by key; a worker process holds a copy of it, and of the dataset."""
+class _Batches(Dataset[PackedBatch]):
+    """Batches by key, packed for the way between processes; a worker process holds a copy of it, and of the dataset."""
 
     def __init__(self, dataset: RLDataset, batch_size: int) -> None:
         self.dataset, self.batch_size = dataset, batch_size
         self._visit = 0
 
-    def __getitem__(self, key: BatchKey) -> Batch:
+    def __getitem__(self, key: BatchKey) -> PackedBatch:
         if key.visit != self._visit:
             self._visit = key.visit
             self.dataset.load_worker_state(key.state)
             self.dataset.set_epoch(key.epoch)
-        return self.draw(key.first)
+        return PackedBatch.pack(self.draw(key.first))
 
     def draw(self, first: int) -> Batch:
         return RLData_pad_collate([self.dataset[i] for i in range(first, first + self.batch_size)])
