@@ -1,0 +1,350 @@
+"""Action distributions: golden numbers, independent formulas, and what clipping must not break.
+
+Shapes of the golden cases: batch 2, length 4, discounts 3, action width.
+"""
+
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributions import Categorical, OneHotCategorical
+
+from amago.nets.policy_dists import (
+    GMM,
+    Beta,
+    Discrete,
+    DiscreteLikeContinuous,
+    Multibinary,
+    MultiDiscrete,
+    TanhGaussian,
+    softplus_bounded_positive,
+    tanh_bounded_positive,
+)
+
+
+def test_discrete_equals_the_golden_numbers(torch_golden, assert_forward):
+    case = torch_golden("dist_discrete")
+    bounds = {key: case.args[key] for key in ("clip_prob_low", "clip_prob_high")}
+    dist = Discrete(case.args["d_action"], **bounds)(case.tensors["vec"])
+    assert_forward(dist.probs, case.tensors["probs"])
+    assert_forward(dist.log_prob(case.tensors["action"]), case.tensors["log_prob"])
+    assert_forward(dist.entropy(), case.tensors["entropy"])
+
+
+def test_tanh_gaussian_equals_the_golden_numbers(torch_golden, assert_forward):
+    case = torch_golden("dist_tanhgaussian")
+    dist = TanhGaussian(case.args["d_action"])(case.tensors["vec"])
+    assert_forward(dist.std, case.tensors["std"])
+    assert_forward(dist.mean, case.tensors["mean"])
+    assert_forward(dist.log_prob(case.tensors["action"]), case.tensors["log_prob"])
+
+
+def test_gmm_equals_the_golden_numbers(torch_golden, assert_forward):
+    case = torch_golden("dist_gmm")
+    dist = GMM(case.args["d_action"], gmm_modes=case.args["gmm_modes"])(case.tensors["vec"])
+    assert_forward(dist.mean, case.tensors["mean"])
+    assert_forward(dist.log_prob(case.tensors["action"]), case.tensors["log_prob"])
+
+
+def test_beta_equals_the_golden_numbers(torch_golden, assert_forward):
+    case = torch_golden("dist_beta")
+    dist = Beta(case.args["d_action"])(case.tensors["vec"])
+    assert_forward(dist.mean, case.tensors["mean"])
+    assert_forward(dist.log_prob(case.tensors["action"]), case.tensors["log_prob"])
+
+
+def test_multibinary_equals_the_golden_numbers(torch_golden, assert_forward):
+    case = torch_golden("dist_multibinary")
+    dist = Multibinary(case.args["d_action"])(case.tensors["vec"])
+    assert_forward(dist.log_prob(case.tensors["action"]), case.tensors["log_prob"])
+
+
+@pytest.mark.parametrize(
+    ("make", "differentiable", "discrete", "width"),
+    [
+        (Discrete, True, True, 6),
+        (TanhGaussian, True, False, 12),
+        (Beta, True, False, 12),
+        (GMM, False, False, 5 * 13),
+        (Multibinary, False, False, 6),
+        (MultiDiscrete.with_sizes((2, 4)), False, False, 6),
+    ],
+)
+def test_every_distribution_says_what_it_is(make, differentiable, discrete, width):
+    output = make(d_action=6)
+    assert output.actions_differentiable is differentiable
+    assert output.is_discrete is discrete
+    assert output.input_dimension == width
+
+
+@pytest.mark.parametrize("make", [TanhGaussian, Beta, GMM, Multibinary, MultiDiscrete.with_sizes((2, 3))])
+def test_samples_are_vectors_whose_log_prob_is_finite(make):
+    torch.manual_seed(0)
+    output = make(d_action=5)
+    dist = output(3.0 * torch.randn(2, 4, 3, output.input_dimension))
+    samples = dist.sample((7,))
+    assert samples.shape == (7, 2, 4, 3, 5)
+    assert samples.abs().max() <= 1.0
+    assert dist.log_prob(samples).isfinite().all()
+    assert dist.log_prob(output.action_from_buffer(torch.full((2, 4, 3, 5), 4.0))).isfinite().all()
+
+
+@pytest.mark.parametrize("make", [TanhGaussian, Beta])
+def test_reparametrised_samples_carry_gradients(make):
+    torch.manual_seed(0)
+    output = make(d_action=3)
+    vec = torch.randn(4, output.input_dimension, requires_grad=True)
+    output(vec).rsample().sum().backward()
+    assert (vec.grad != 0).all()
+
+
+@pytest.mark.parametrize("make", [TanhGaussian, Beta, GMM])
+def test_densities_integrate_to_one(make):
+    """By the trapezium rule over the interior; mass beyond ±0.99 is small for these parameters."""
+    torch.manual_seed(0)
+    output = make(d_action=1)
+    dist = output((0.3 * torch.randn(output.input_dimension, dtype=torch.float64)).expand(20001, -1))
+    actions = torch.linspace(-0.99, 0.99, 20001).unsqueeze(-1)
+    mass = torch.trapezoid(dist.log_prob(actions).exp().squeeze(-1), actions.squeeze(-1))
+    assert 0.9 < mass.item() <= 1.0 + 1e-3
+
+
+@pytest.mark.parametrize(("loc", "std"), [(0.0, 0.1), (0.7, 0.8), (-1.5, 2.0)])
+def test_the_entropy_of_a_squashed_normal_is_the_expected_surprise(loc, std):
+    torch.manual_seed(0)
+    u = loc + std * torch.randn(400_000, dtype=torch.float64)
+    log_normal = -0.5 * ((u - loc) / std) ** 2 - math.log(std * math.sqrt(2.0 * math.pi))
+    surprise = -(log_normal - 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u)))
+    raw_std = math.atanh(2.0 * (math.log(std) + 5.0) / 7.0 - 1.0)
+    dist = TanhGaussian(1)(torch.tensor([loc, raw_std]))
+    assert dist.entropy().item() == pytest.approx(surprise.mean().item(), abs=0.02)
+
+
+def test_a_gmm_is_the_weighted_sum_of_its_modes():
+    torch.manual_seed(2)
+    modes, width = 4, 3
+    vec = torch.randn(6, modes * (2 * width + 1), dtype=torch.float64)
+    action = (2.0 * torch.rand(6, width, dtype=torch.float64) - 1.0) * 0.9
+    loc = vec[:, : modes * width].reshape(6, modes, width)
+    std = F.softplus(vec[:, modes * width : 2 * modes * width]).reshape(6, modes, width) + 1e-4
+    weights = torch.softmax(vec[:, 2 * modes * width :], -1)
+    u = torch.atanh(action)[:, None]
+    density = (torch.exp(-0.5 * ((u - loc) / std) ** 2) / (std * math.sqrt(2.0 * math.pi))).prod(-1)
+    expected = (weights * density).sum(-1).log() - torch.log(1.0 - action**2).sum(-1)
+    actual = GMM(width, gmm_modes=modes)(vec).log_prob(action.float())
+    torch.testing.assert_close(actual.double().squeeze(-1), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_positive_maps_respect_their_bounds():
+    x = torch.tensor([-100.0, 0.0, 100.0])
+    torch.testing.assert_close(tanh_bounded_positive(x, 0.01, 100.0), torch.tensor([0.01, 1.0, 100.0]))
+    torch.testing.assert_close(
+        softplus_bounded_positive(x, 0.5), torch.tensor([0.5, math.log(2.0) + 0.5, 100.5])
+    )
+    assert softplus_bounded_positive(x, 0.5, 2.0).max() == 2.0
+
+
+def clipped_as_in_the_fault(vec, low, high):
+    """The fault: a fixed floor for any number of actions, and clamp's gradient of zero."""
+    probs = torch.softmax(vec, -1).clamp(low, high)
+    return Categorical(probs=probs / probs.sum(-1, keepdim=True))
+
+
+def test_a_favourite_among_a_thousand_actions_gets_nearly_all_the_mass():
+    vec = torch.zeros(1000)
+    vec[3] = 30.0
+    dist = Discrete(1000)(vec)
+    assert dist.probs[3] > 0.98
+    assert dist.probs.min() > 0.0
+    assert dist.probs.sum().item() == pytest.approx(1.0)
+    assert clipped_as_in_the_fault(vec, 0.001, 0.99).probs[3] < 0.5
+
+
+@pytest.mark.parametrize("num_actions", [2, 18, 100])
+def test_the_floor_is_the_given_one_up_to_a_hundred_actions(num_actions):
+    torch.manual_seed(0)
+    vec = 6.0 * torch.randn(5, num_actions)
+    fixed = clipped_as_in_the_fault(vec, 0.001, 0.99)
+    torch.testing.assert_close(Discrete(num_actions)(vec).probs, fixed.probs)
+
+
+def test_a_clipped_action_keeps_the_gradient_of_the_unclipped_policy():
+    vec = torch.tensor([12.0, 0.0, 1.0, -1.0], requires_grad=True)
+    dist = Discrete(4)(vec)
+    assert dist.probs[1] == dist.probs[3]
+    dist.log_prob(torch.tensor(1)).backward()
+    expected = F.one_hot(torch.tensor(1), 4) - torch.softmax(vec.detach(), -1)
+    torch.testing.assert_close(vec.grad, expected)
+    faulty = torch.tensor([12.0, 0.0, 1.0, -1.0], requires_grad=True)
+    clipped_as_in_the_fault(faulty, 0.001, 0.99).log_prob(torch.tensor(1)).backward()
+    assert not faulty.grad.any()
+
+
+def test_an_expectation_over_clipped_probabilities_keeps_the_unclipped_gradient():
+    torch.manual_seed(0)
+    q = torch.randn(5)
+    vec = (8.0 * torch.randn(5)).requires_grad_()
+    (grad,) = torch.autograd.grad((Discrete(5)(vec).probs * q).sum(), vec)
+    (expected,) = torch.autograd.grad((torch.softmax(vec, -1) * q).sum(), vec)
+    torch.testing.assert_close(grad, expected)
+
+
+def test_gradients_where_nothing_is_clipped_are_those_of_plain_clipping():
+    torch.manual_seed(0)
+    vec = torch.randn(6, 5, requires_grad=True)
+    action = torch.randint(5, (6,))
+    for function in (lambda d: d.log_prob(action), lambda d: d.entropy(), lambda d: d.probs[:, 2]):
+        (ours,) = torch.autograd.grad(function(Discrete(5)(vec)).sum(), vec)
+        (plain,) = torch.autograd.grad(function(clipped_as_in_the_fault(vec, 0.001, 0.99)).sum(), vec)
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-4)
+
+
+def test_an_underflowed_probability_is_finite_and_has_no_gradient():
+    vec = torch.tensor([1e5, 0.0, -1e5], requires_grad=True)
+    logp = Discrete(3)(vec).log_prob(torch.tensor(2))
+    logp.backward()
+    assert logp.isfinite()
+    assert not vec.grad.any()
+
+
+def test_a_floor_of_zero_is_allowed():
+    dist = Discrete(3, clip_prob_low=0.0, clip_prob_high=1.0)(torch.tensor([500.0, 0.0, 0.0]))
+    assert dist.log_prob(torch.arange(3)).isfinite().all()
+    assert dist.entropy().isfinite()
+
+
+def test_clip_and_normalize_clips_and_normalizes():
+    probs = torch.tensor([0.98, 0.02, 0.0])
+    clipped = Discrete(3, clip_prob_low=0.1, clip_prob_high=0.8).clip_and_normalize(probs)
+    torch.testing.assert_close(clipped, torch.tensor([0.8, 0.1, 0.1]))
+
+
+def test_softened_one_hot_actions_are_judged_as_the_action_that_they_mean():
+    """Actions of a batch are clamped to ±0.999, so one-hot vectors arrive softened."""
+    torch.manual_seed(0)
+    vec = torch.randn(4, 3)
+    index = torch.tensor([2, 0, 1, 1])
+    soft = F.one_hot(index, 3).float().clamp(-0.999, 0.999)
+    categorical = Discrete(3)(vec)
+    logp = DiscreteLikeContinuous(categorical).log_prob(soft)
+    torch.testing.assert_close(logp, categorical.log_prob(index).unsqueeze(-1))
+    with pytest.raises(ValueError, match="to be within the support"):
+        OneHotCategorical(probs=categorical.probs).log_prob(soft)
+
+
+def test_one_hot_vectors_are_no_indices():
+    with pytest.raises(ValueError, match=r"support|shape|broadcast"):
+        Discrete(3)(torch.zeros(4, 3)).log_prob(torch.full((4,), 0.5))
+
+
+def test_discrete_like_continuous_samples_one_hots_in_proportion():
+    torch.manual_seed(0)
+    dist = DiscreteLikeContinuous(Discrete(3)(torch.tensor([1.0, 0.0, 0.5])))
+    for samples in (dist.sample((20_000,)), dist.rsample((20_000,))):
+        assert samples.shape == (20_000, 3)
+        torch.testing.assert_close(samples.sum(-1), torch.ones(20_000))
+        torch.testing.assert_close(samples.mean(0), dist.probs, atol=0.015, rtol=0.0)
+
+
+def test_the_straight_through_gradient_is_that_of_the_gumbel_softmax():
+    vec = torch.tensor([0.3, -0.2, 0.9], requires_grad=True)
+    weights = torch.tensor([1.0, 2.0, -3.0])
+    torch.manual_seed(5)
+    hard = DiscreteLikeContinuous(Discrete(3)(vec)).rsample()
+    (grad,) = torch.autograd.grad((hard * weights).sum(), vec)
+    torch.manual_seed(5)
+    gumbel = -torch.empty(3).exponential_().log()
+    soft = torch.softmax((torch.log_softmax(vec, -1) + gumbel) / 0.5, -1)
+    (expected,) = torch.autograd.grad((soft * weights).sum(), vec)
+    assert hard.detach().sum() == 1.0
+    torch.testing.assert_close(grad, expected)
+
+
+def test_multidiscrete_is_a_product_of_categoricals():
+    torch.manual_seed(0)
+    sizes = (3, 1, 4)
+    vec = torch.randn(2, 5, 8)
+    dist = MultiDiscrete(8, sizes)(vec)
+    parts = [Discrete(n)(x) for n, x in zip(sizes, vec.split(sizes, -1), strict=True)]
+    action = dist.sample()
+    index = MultiDiscrete(8, sizes).to_indices(action)
+    expected = sum(part.log_prob(index[..., k]) for k, part in enumerate(parts))
+    torch.testing.assert_close(dist.log_prob(action.clamp(-0.999, 0.999)), expected.unsqueeze(-1))
+    torch.testing.assert_close(dist.entropy(), sum(part.entropy() for part in parts))
+    torch.testing.assert_close(dist.probs, torch.cat([part.probs for part in parts], -1))
+    assert torch.equal(action.sum(-1), torch.full((2, 5), 3.0))
+    assert torch.equal(MultiDiscrete(8, sizes).to_indices(dist.mode)[..., 2], vec[..., 4:].argmax(-1))
+
+
+def test_multidiscrete_samples_can_carry_gradients():
+    torch.manual_seed(0)
+    vec = torch.randn(4, 5, requires_grad=True)
+    (MultiDiscrete(5, (2, 3))(vec).rsample() * torch.arange(5)).sum().backward()
+    assert (vec.grad != 0).all()
+
+
+def test_a_distribution_type_with_sizes_can_be_pickled():
+    make = pickle.loads(pickle.dumps(MultiDiscrete.with_sizes([2, 3])))
+    assert make(d_action=5).sizes == (2, 3)
+
+
+def test_bits_are_judged_by_the_side_of_one_half():
+    dist = Multibinary(2)(torch.tensor([2.0, -1.0]))
+    soft, hard = torch.tensor([0.999, 0.0]), torch.tensor([1.0, 0.0])
+    torch.testing.assert_close(dist.log_prob(soft), dist.log_prob(hard))
+    torch.testing.assert_close(dist.log_prob(hard), torch.tensor([2.0, 1.0]).sigmoid().log())
+
+
+def test_a_nan_policy_gives_a_nan_log_prob():
+    """Whoever optimises counts and skips non-finite losses; an exception here would end the run instead."""
+    for make in (Discrete, TanhGaussian, Beta, GMM, Multibinary, MultiDiscrete.with_sizes((2, 2))):
+        output = make(d_action=4)
+        dist = output(torch.full((3, output.input_dimension), float("nan")))
+        action = torch.zeros(3, dtype=torch.long) if output.is_discrete else torch.zeros(3, 4)
+        assert dist.log_prob(action).isnan().any()
+
+
+def test_low_precision_parameters_give_float32_distributions():
+    for make in (Discrete, TanhGaussian, Beta, GMM, Multibinary):
+        output = make(d_action=3)
+        dist = output(torch.zeros(2, output.input_dimension, dtype=torch.bfloat16))
+        action = torch.zeros(2, dtype=torch.long) if output.is_discrete else torch.zeros(2, 3)
+        assert dist.log_prob(action).dtype == torch.float32
+
+
+def test_buffer_actions_are_clamped_to_the_range_of_the_distribution():
+    action = torch.tensor([-4.0, -0.5, 0.5, 4.0])
+    assert TanhGaussian(4).action_from_buffer(action).tolist() == [-1.0, -0.5, 0.5, 1.0]
+    assert MultiDiscrete(4, (2, 2)).action_from_buffer(action).tolist() == [0.0, 0.0, 0.5, 1.0]
+
+
+def test_buffer_one_hots_are_softened_as_the_policy_is():
+    softened = Discrete(3, clip_prob_low=0.1, clip_prob_high=0.8).action_from_buffer(
+        torch.tensor([0.0, 1.0, 0.0])
+    )
+    torch.testing.assert_close(softened, torch.tensor([0.1, 0.8, 0.1]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Discrete(0), "d_action must be at least 1, got 0"),
+        (lambda: Discrete(3, clip_prob_low=0.9, clip_prob_high=0.5), "clip_prob_low=0.9"),
+        (lambda: MultiDiscrete(5, (2, 2)), r"add up to d_action=5, got \(2, 2\)"),
+        (lambda: MultiDiscrete(2, (2, 0)), "sizes must be positive"),
+        (lambda: TanhGaussian(2, std_low=3.0, std_high=1.0), "std bounds.*low=3.0, high=1.0"),
+        (
+            lambda: TanhGaussian(2, clip_actions_on_log_prob=(-1.0, 1.0)),
+            r"-1 < low < high < 1.*\(-1.0, 1.0\)",
+        ),
+        (lambda: GMM(2, gmm_modes=0), "gmm_modes must be at least 1, got 0"),
+        (lambda: Beta(2, alpha_low=-1.0), "alpha bounds"),
+        (lambda: TanhGaussian(3)(torch.zeros(2, 3)), r"must end in 6 numbers.*\(2, 3\)"),
+        (lambda: DiscreteLikeContinuous(Discrete(2)(torch.zeros(2)), 0.0), "must be positive, got 0.0"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
