@@ -67,7 +67,9 @@ def run(command: list[str | Path], cwd: Path) -> None:
     if "PIP_BUILD_CONSTRAINT" in env:
         env["PIP_BUILD_CONSTRAINT"] = str(ROOT / "constraints.txt")  # the Makefile's is relative to the root
     print("+", *(str(word) if "\n" not in str(word) else "..." for word in command), flush=True)
-    subprocess.run([str(word) for word in command], cwd=cwd, env=env, stdin=subprocess.DEVNULL, check=True)
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise SystemExit(f"failed with exit status {done.returncode}")
 
 
 def build_wheels() -> None:
@@ -139,16 +141,9 @@ def check_user_script(python: Path, work: Path) -> None:
     """mypy on a script that uses the installed wheels, as a user without this repository would run it."""
     script = work / "user_script.py"
     shutil.copy(ROOT / "tests" / "install" / "user_script.py", script)
-    options: list[str | Path] = [
-        "--strict",
-        "--config-file",
-        os.devnull,
-        "--cache-dir",
-        work / "mypy",
-        "--python-executable",
-        python,
-    ]
-    run([sys.executable, "-m", "mypy", *options, script], cwd=work)
+    (work / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    mypy: list[str | Path] = [sys.executable, "-m", "mypy", "--cache-dir", work / "mypy"]
+    run([*mypy, "--python-executable", python, script], cwd=work)
 
 
 def check_package(package: str, work: Path, torch_links: Path, *, versions: str, jobs: int) -> None:
