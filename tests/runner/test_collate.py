@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from amago.loading import MAGIC_PAD_VAL, RLData, RLData_pad_collate
+from amago.loading.packing import PackedBatch
 
 
 @pytest.fixture
@@ -96,3 +97,21 @@ def test_samples_with_different_observations_are_an_error_that_names_them(sample
         RLData_pad_collate([samples[0], wider])
     with pytest.raises(ValueError, match="samples"):
         RLData_pad_collate([])
+
+
+def test_a_batch_survives_being_packed_into_one_buffer(samples) -> None:
+    for sample in samples:
+        sample.obs["img"] = np.full((len(sample) + 1, 3, 5), 7, dtype=np.uint8)
+    batch = RLData_pad_collate(samples)
+    packed = PackedBatch.pack(batch)
+    again = packed.unpack()
+    assert again.obs.keys() == batch.obs.keys()
+    for key, value in batch.obs.items():
+        assert again.obs[key].dtype == value.dtype
+        assert torch.equal(again.obs[key], value)
+    for name in ("rl2s", "rews", "dones", "actions", "time_idxs", "lengths", "flat_idxs"):
+        assert getattr(again, name).dtype == getattr(batch, name).dtype
+        assert torch.equal(getattr(again, name), getattr(batch, name))
+    assert again.rl2s.untyped_storage().data_ptr() == again.obs["img"].untyped_storage().data_ptr()
+    batch.lengths = batch.flat_idxs = None
+    assert PackedBatch.pack(batch).unpack().lengths is None

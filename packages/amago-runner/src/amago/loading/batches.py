@@ -133,7 +133,7 @@ class BatchLoader:
 
 
 class _Batches(Dataset[PackedBatch]):
-    """Batches by key, packed for the way between processes; a worker process holds a copy of it, and of the dataset."""
+    """Batches by key, packed for the way between processes; a worker holds a copy of it, and of the dataset."""
 
     def __init__(self, dataset: RLDataset, batch_size: int) -> None:
         self.dataset, self.batch_size = dataset, batch_size
