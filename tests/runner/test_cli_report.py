@@ -146,3 +146,13 @@ def test_two_runs_share_one_picture_in_a_folder_that_is_made(
 
 def test_runs_with_the_same_memory_are_told_apart_by_name(finished: Callable[..., Path]) -> None:
     assert default_labels([Summary.load(finished("a")), Summary.load(finished("b"))]) == ["a", "b"]
+
+
+def test_epochs_that_a_resumed_run_repeats_are_drawn_once(finished: Callable[..., Path]) -> None:
+    folder = finished("run")
+    repeated = {"section": "val", "axes": {"total_frames": 1600}, "metrics": {RETURN_METRIC: 9.0}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(repeated) + "\n")
+    evaluated = read_run(folder).evaluated
+    assert evaluated.env_steps == [0.0, 1600.0, 4800.0]
+    assert evaluated.returns == [0.0, 9.0, 2.25]

@@ -1,6 +1,7 @@
 """`amago-run` end to end on small budgets: train, summary, picture, eval, resume, compare."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,14 @@ def amago_run(*arguments: str) -> Result:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"}, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
+
+
+def refused(*arguments: str) -> str:
+    """What the command answers to a mistake, without frames and line breaks."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit), "a traceback"
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +116,7 @@ def test_evaluation_takes_other_episodes_and_an_earlier_checkpoint(lake: tuple[P
 
 
 def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(lake: tuple[Path, Result]) -> None:
-    result = CliRunner().invoke(app, ["eval", str(lake[0]), "--checkpoint", "7"], env={"COLUMNS": "300"})
-    assert result.exit_code == 2
-    assert "0, 1" in result.output
+    assert "epochs with a checkpoint: 0, 1." in refused("eval", str(lake[0]), "--checkpoint", "7")
 
 
 def test_settings_reach_the_agent_and_are_noted(lake: tuple[Path, Result]) -> None:
@@ -120,12 +127,8 @@ def test_settings_reach_the_agent_and_are_noted(lake: tuple[Path, Result]) -> No
 
 def test_an_existing_run_is_never_replaced_unasked(lake: tuple[Path, Result]) -> None:
     folder, _ = lake
-    result = CliRunner().invoke(
-        app, ["train", "--run-dir", str(folder.parent), *TINY], env={"COLUMNS": "300"}
-    )
-    assert result.exit_code == 2
-    assert "--resume" in result.output
-    assert "--overwrite" in result.output
+    said = refused("train", "--run-dir", str(folder.parent), *TINY)
+    assert "continue it with --resume, replace it with --overwrite" in said
     assert (folder / "summary.json").is_file()
 
 
@@ -146,7 +149,17 @@ def test_later_settings_win_over_files_and_options(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     where = ["--run-dir", str(tmp_path), "--run-name", "run"]
-    amago_run("train", "CartPole-v1", *where, *TINY, "--epochs", "1", "--set", "Agent.tau=0.25")
+    started = [
+        "CartPole-v1",
+        "--env-arg",
+        "max_episode_steps=40",
+        *TINY,
+        "--epochs",
+        "1",
+        "--set",
+        "Agent.tau=0.25",
+    ]
+    amago_run("train", *where, *started)
     before = json.loads((tmp_path / "run" / "run.json").read_text())
     amago_run("train", *where, "--resume", "--epochs", "3")
     summary = summary_of(tmp_path / "run")
@@ -155,11 +168,9 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert summary["gradient_steps"] == 3 * 3
     after = json.loads((tmp_path / "run" / "run.json").read_text())
     assert after["gin"] == before["gin"]
-    refused = CliRunner().invoke(
-        app, ["train", *where, "--resume", "--memory-size", "32"], env={"COLUMNS": "300"}
-    )
-    assert refused.exit_code == 2
-    assert "--memory-size" in refused.output
+    said = refused("train", *where, "--resume", "--epochs", "4", "--memory-size", "32")
+    assert "--memory-size" in said
+    assert "cannot change" in said
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
@@ -192,7 +203,7 @@ def test_a_run_and_its_control_share_a_picture(lake: tuple[Path, Result], tmp_pa
         "compare", "quickstart", "control", *runs, "--out", str(tmp_path / "docs" / "both.png")
     )
     assert "feed-forward" in result.output
-    assert "success of attempt 3" in result.output
+    assert "Success of attempt 3" in result.output
     with Image.open(tmp_path / "docs" / "both.png") as image:
         assert image.size[0] >= 1200
 
@@ -209,3 +220,23 @@ def test_workers_and_the_command_itself(tmp_path: Path) -> None:
     assert mistaken.returncode == 2
     assert "--seed" in mistaken.stderr
     assert "Traceback" not in mistaken.stderr
+
+
+def test_a_finished_run_is_not_resumed_without_more_epochs(lake: tuple[Path, Result]) -> None:
+    folder, _ = lake
+    before = (folder / "summary.json").read_text()
+    assert "has finished its 2 epochs" in refused("train", "--resume", "--run-dir", str(folder.parent))
+    assert (folder / "summary.json").read_text() == before
+
+
+def test_a_setting_that_cannot_be_leaves_the_run_to_be_replaced_alone(lake: tuple[Path, Result]) -> None:
+    folder, _ = lake
+    said = refused("train", "--overwrite", "--learning-rate", "0", "--run-dir", str(folder.parent))
+    assert "learning_rate is 0.0" in said
+    assert (folder / "summary.json").is_file()
+
+
+def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    amago_run("train", "--wandb", "--run-dir", str(tmp_path), *TINY, "--epochs", "1")
+    assert any((tmp_path / "quickstart").rglob("*.wandb"))

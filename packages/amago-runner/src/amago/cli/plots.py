@@ -39,6 +39,14 @@ class Curve:
     env_steps: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
 
+    def add(self, env_steps: float, value: float) -> None:
+        """Appends a point; what a resumed run repeats replaces what the stopped one had logged."""
+        while self.env_steps and self.env_steps[-1] >= env_steps:
+            self.env_steps.pop()
+            self.returns.pop()
+        self.env_steps.append(env_steps)
+        self.returns.append(value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
@@ -60,13 +68,11 @@ def read_run(folder: Path, label: str | None = None) -> RunFigures:
             curve = curves.get(record["section"])
             value = mean_return(record["metrics"])
             if curve is not None and value is not None:
-                curve.env_steps.append(float(record["axes"]["total_frames"]))
-                curve.returns.append(value)
+                curve.add(float(record["axes"]["total_frames"]), value)
     evaluated = curves["val"]
     # The final evaluation is the curve's last point: it belongs to the weights that training ended with.
     if summary.mean_return is not None:
-        evaluated.env_steps.append(float(summary.env_steps))
-        evaluated.returns.append(summary.mean_return)
+        evaluated.add(float(summary.env_steps), summary.mean_return)
     return RunFigures(
         label=label if label is not None else summary.run,
         evaluated=evaluated,

@@ -107,20 +107,23 @@ def evaluation_table(metrics: Mapping[str, float]) -> RenderableType:
 
 def comparison_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
     """One column per run: its return, and the success of each attempt where there is such."""
-    table = Table("", *labels, box=None, pad_edge=False, header_style="bold")
-    table.add_row("mean return", *(_number(summary.mean_return) for summary in summaries))
+    table = Table("", box=None, pad_edge=False, header_style="bold")
+    for label in labels:
+        table.add_column(label, justify="right")
+    table.add_row("Mean return", *(format_return(summary.mean_return) for summary in summaries))
     attempts = max(len(summary.success_by_attempt) for summary in summaries)
     for attempt in range(attempts):
         rates = [summary.success_by_attempt[attempt : attempt + 1] for summary in summaries]
         table.add_row(
-            f"success of attempt {attempt + 1}", *(f"{rate[0]:.1%}" if rate else "" for rate in rates)
+            f"Success of attempt {attempt + 1}", *(f"{rate[0]:.1%}" if rate else "" for rate in rates)
         )
-    table.add_row("environment steps", *(f"{summary.env_steps:,}" for summary in summaries))
-    table.add_row("updates", *(f"{summary.gradient_steps:,}" for summary in summaries))
+    table.add_row("Environment steps", *(f"{summary.env_steps:,}" for summary in summaries))
+    table.add_row("Updates", *(f"{summary.gradient_steps:,}" for summary in summaries))
     return table
 
 
-def _number(value: float | None) -> str:
+def format_return(value: float | None) -> str:
+    """Three decimals; in words if no episode finished."""
     return "none finished" if value is None else f"{value:.3f}"
 
 
@@ -135,7 +138,7 @@ def show_summary(console: Console, summary: Summary, folder: Path, picture: Path
     totals = Table.grid(padding=(0, 2))
     totals.add_row(
         "Mean return",
-        f"[bold]{_number(summary.mean_return)}[/] over {summary.eval_episodes:,} fresh episodes",
+        f"[bold]{format_return(summary.mean_return)}[/] over {summary.eval_episodes:,} fresh episodes",
     )
     totals.add_row(
         "Training",

@@ -17,12 +17,12 @@ from amago.cli.parts import Parts, choose_parts
 from amago.cli.plots import PICTURE_FILE, draw_runs, read_run
 from amago.cli.progress import TrainingProgress, make_display
 from amago.cli.recipes import Recipe
-from amago.cli.report import Summary, mean_return, show_summary, success_by_attempt
+from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.runs import make_room, recorded_recipe
 from amago.experiment import Experiment
+from amago.experiment.checkpoint import CheckpointFolder
 from amago.experiment.run_file import installed_versions
 from amago.experiment.run_file import read_run as read_record
-from amago.loading import DiskTrajDataset
 
 # What decides the shapes of weights, the environment or the random streams stays as it was in a resumed run.
 _FIXED_IN_A_RUN = (
@@ -82,24 +82,41 @@ def train_run(request: Request, console: Console) -> Summary:
         override_bindings(request.gin_files, request.assignments)
     else:
         apply_bindings(parts.bindings, request.gin_files, request.assignments)
-        make_room(request.folder, overwrite=request.overwrite)
     progress = TrainingProgress(make_display(console, recipe.epochs), recipe.epochs)
     experiment = build_experiment(request, recipe, parts, maker, facts, progress)
+    if not request.resume:
+        make_room(request.folder, overwrite=request.overwrite)
     _announce(console, recipe, request.folder)
-    try:
-        experiment.start()
-        experiment.learn()
-        progress.close()
-        metrics = fresh_metrics(experiment, maker, facts, recipe.eval_episodes)
-    finally:
-        progress.close()
-        experiment.close()
+    metrics = _learn_and_evaluate(experiment, progress, console, maker, facts, recipe.eval_episodes)
     summary = _summarise(request.folder.name, recipe, experiment, metrics, progress.wall_seconds)
     summary.save(request.folder)
     picture = request.folder / PICTURE_FILE
     draw_runs([read_run(request.folder)], picture)
     show_summary(console, summary, request.folder, picture)
     return summary
+
+
+def _learn_and_evaluate(
+    experiment: Experiment,
+    progress: TrainingProgress,
+    console: Console,
+    maker: EnvMaker,
+    facts: EnvFacts,
+    episodes: int,
+) -> dict[str, float]:
+    """Trains, and returns the metrics of the fresh episodes afterwards."""
+    try:
+        experiment.start()
+        experiment.learn()
+        progress.close()
+        return fresh_metrics(experiment, maker, facts, episodes)
+    except KeyboardInterrupt:
+        progress.close()
+        console.print("Stopped. The same command with --resume goes on from the last checkpoint.")
+        raise
+    finally:
+        progress.close()
+        experiment.close()
 
 
 def build_experiment(
@@ -110,45 +127,48 @@ def build_experiment(
     facts: EnvFacts,
     progress: TrainingProgress,
 ) -> Experiment:
-    """The Experiment that the recipe describes; gin is bound already, nothing is started."""
+    """The Experiment that the recipe describes; gin is bound already, nothing is started or written."""
     folder = request.folder
     assert recipe.max_seq_len is not None
-    return Experiment(
-        run_name=folder.name,
-        ckpt_base_dir=folder.parent,
-        max_seq_len=recipe.max_seq_len,
-        dataset=DiskTrajDataset(
-            dset_root=folder.parent, dset_name=folder.name, dset_max_size=recipe.dset_max_size
-        ),
-        tstep_encoder_type=parts.tstep_encoder,
-        traj_encoder_type=parts.traj_encoder,
-        agent_type=parts.agent,
-        exploration_wrapper_type=parts.exploration,
-        val_timesteps_per_epoch=recipe.val_rounds * facts.evaluation_steps,
-        make_train_env=maker,
-        make_val_env=maker,
-        parallel_actors=recipe.actors,
-        env_mode=recipe.env_mode,
-        log_to_wandb=request.wandb,
-        verbose=False,
-        save_trajs_as="traj",
-        dloader_workers=recipe.loader_workers,
-        epochs=recipe.epochs,
-        train_timesteps_per_epoch=recipe.timesteps_per_epoch,
-        train_batches_per_epoch=recipe.batches_per_epoch,
-        val_interval=recipe.val_interval,
-        ckpt_interval=recipe.ckpt_interval,
-        batch_size=recipe.batch_size,
-        learning_rate=recipe.learning_rate,
-        lr_warmup_steps=recipe.lr_warmup_steps,
-        grad_clip=recipe.grad_clip,
-        l2_coeff=recipe.l2_coeff,
-        mixed_precision=recipe.mixed_precision,
-        seed=recipe.seed,
-        resume=request.resume,
-        callbacks=[progress],
-        env_description={"name": maker.name, "args": dict(maker.args), "recipe": recipe.as_json()},
-    )
+    try:
+        return Experiment(
+            run_name=folder.name,
+            ckpt_base_dir=folder.parent,
+            dset_root=folder.parent,
+            dset_name=folder.name,
+            dset_max_size=recipe.dset_max_size,
+            max_seq_len=recipe.max_seq_len,
+            tstep_encoder_type=parts.tstep_encoder,
+            traj_encoder_type=parts.traj_encoder,
+            agent_type=parts.agent,
+            exploration_wrapper_type=parts.exploration,
+            val_timesteps_per_epoch=recipe.val_rounds * facts.evaluation_steps,
+            make_train_env=maker,
+            make_val_env=maker,
+            parallel_actors=recipe.actors,
+            env_mode=recipe.env_mode,
+            log_to_wandb=request.wandb,
+            verbose=False,
+            save_trajs_as="traj",
+            dloader_workers=recipe.loader_workers,
+            epochs=recipe.epochs,
+            train_timesteps_per_epoch=recipe.timesteps_per_epoch,
+            train_batches_per_epoch=recipe.batches_per_epoch,
+            val_interval=recipe.val_interval,
+            ckpt_interval=recipe.ckpt_interval,
+            batch_size=recipe.batch_size,
+            learning_rate=recipe.learning_rate,
+            lr_warmup_steps=recipe.lr_warmup_steps,
+            grad_clip=recipe.grad_clip,
+            l2_coeff=recipe.l2_coeff,
+            mixed_precision=recipe.mixed_precision,
+            seed=recipe.seed,
+            resume=request.resume,
+            callbacks=[progress],
+            env_description={"name": maker.name, "args": dict(maker.args), "recipe": recipe.as_json()},
+        )
+    except ValueError as error:
+        raise UsageProblem(str(error), "train") from error
 
 
 def _new_recipe(request: Request) -> Recipe:
@@ -161,6 +181,16 @@ def _new_recipe(request: Request) -> Recipe:
 def _resumed_recipe(request: Request) -> Recipe:
     """The stored recipe with the changes that a run bears."""
     stored = recorded_recipe(request.folder)
+    epochs_done = max(CheckpointFolder(request.folder, request.folder.name).epochs(), default=-1) + 1
+    if epochs_done == 0:
+        remedy = "start it again with --overwrite."
+        raise UsageProblem(f"{request.folder} stopped before its first checkpoint: {remedy}", "--resume")
+    if (
+        epochs_done >= request.changes.get("epochs", stored.epochs)
+        and (request.folder / SUMMARY_FILE).exists()
+    ):
+        remedy = "give more --epochs to train it further."
+        raise UsageProblem(f"{request.folder} has finished its {epochs_done} epochs: {remedy}", "--resume")
     for name in _FIXED_IN_A_RUN:
         wanted = request.changes.get(name, getattr(stored, name))
         if name == "env" and wanted != stored.env:
