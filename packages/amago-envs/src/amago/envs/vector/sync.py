@@ -55,7 +55,8 @@ class SyncVectorEnv(BufferedVectorEnv):
 
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
         self._check_states(states, len(self._rows_per_env) if self._has_exploration else 0)
-        self._group.load_exploration_state(states)
+        if states:
+            self._group.load_exploration_state(states)
 
     def close(self) -> None:
         if not self._closed:
