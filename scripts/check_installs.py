@@ -80,6 +80,11 @@ def build_wheels() -> None:
     run([sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", DIST, *sources], cwd=ROOT)
 
 
+def wheel_of(package: str) -> Path:
+    (wheel,) = DIST.glob(f"amago_{package}-*.whl")
+    return wheel
+
+
 def requirement_closure(name: str) -> dict[str, importlib.metadata.Distribution]:
     """A distribution of this environment and all that it requires here, optional extras left out."""
     found: dict[str, importlib.metadata.Distribution] = {}
@@ -152,9 +157,10 @@ def check_package(package: str, work: Path, torch_links: Path, *, versions: str,
     python = clean_environment(work / "venv", torch_links if needs_torch else None)
     constraints = CONSTRAINTS[versions]
     pins: list[str | Path] = ["-c", ROOT / constraints] if constraints else []
-    pip_install: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--find-links", DIST, *pins]
-    (wheel,) = DIST.glob(f"amago_{package}-*.whl")
-    run([*pip_install, wheel], cwd=work)
+    siblings = work / "siblings.txt"  # an index may hold packages of these names: these wheels it must be
+    siblings.write_text("".join(f"amago-{name} @ {wheel_of(name).as_uri()}\n" for name in PACKAGES))
+    pip_install: list[str | Path] = [python, "-m", "pip", "install", "-qq", "-c", siblings, *pins]
+    run([*pip_install, f"amago-{package}"], cwd=work)
 
     ours = {name for name in installed_names(python) if name.startswith("amago-")}
     expected = {f"amago-{name}" for name in SIBLINGS[package] | {package}}
