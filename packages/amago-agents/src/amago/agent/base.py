@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +18,9 @@ from amago.nets.masking import timestep_mask
 from amago.nets.specs import as_action_spec
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:

@@ -6,16 +6,18 @@ Shapes: B batch, L sequence, W = max_seq_len.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
-import numpy as np
 import torch
 from torch import Tensor
 
 from amago.nets import transformer
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @register_traj_encoder("transformer")

@@ -6,10 +6,13 @@ Shapes: B rows, W slots (the window), H heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Cache:
