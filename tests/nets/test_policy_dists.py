@@ -69,7 +69,7 @@ def test_multibinary_equals_the_golden_numbers(torch_golden, assert_forward):
         (Beta, True, False, 12),
         (GMM, False, False, 5 * 13),
         (Multibinary, False, False, 6),
-        (MultiDiscrete.with_sizes((2, 4)), False, False, 6),
+        (MultiDiscrete.with_sizes((2, 4)), True, False, 6),
     ],
 )
 def test_every_distribution_says_what_it_is(make, differentiable, discrete, width):

@@ -30,7 +30,7 @@ def add_activation_log(root_key: str, activation: Tensor, log_dict: dict[str, An
     The numbers stay tensors on their device, so that logging does not wait for it. Without a `log_dict`
     nothing happens.
     """
-    if log_dict is None:
+    if log_dict is None or activation.numel() == 0:
         return
     with torch.no_grad():
         values = activation.detach().float()

@@ -107,8 +107,8 @@ class MultiDiscrete(PolicyOutput):
 
     @property
     def actions_differentiable(self) -> bool:
-        """False: like bits, choices are learned from log-probabilities."""
-        return False
+        """True: `rsample` carries straight-through gradients into every component."""
+        return True
 
     @property
     def is_discrete(self) -> bool:

@@ -1,0 +1,53 @@
+"""Random critic subsets and target networks."""
+
+import pytest
+import torch
+
+from amago.agent.targets import move_towards, random_critic_subset
+
+
+def test_a_subset_has_different_critics_each_equally_often():
+    torch.manual_seed(0)
+    powers = (4.0 ** torch.arange(4)).view(4, 1, 1).expand(20000, 4, 1, 1)
+    sums = (2.0 * random_critic_subset(powers, 2, "mean")).flatten().long()
+    pairs = {4**i + 4**j for i in range(4) for j in range(i)}
+    counts = {pair: int((sums == pair).sum()) for pair in pairs}
+    assert sum(counts.values()) == 20000, "a critic was drawn twice"
+    assert all(abs(count - 20000 / 6) < 250 for count in counts.values())
+
+
+def test_drawing_with_replacement_would_be_noticed():
+    torch.manual_seed(0)
+    drawn = torch.randint(4, (20000, 2))
+    duplicates = (drawn[:, 0] == drawn[:, 1]).float().mean().item()
+    assert duplicates == pytest.approx(0.25, abs=0.02)
+
+
+def test_draws_differ_between_steps_and_discounts():
+    torch.manual_seed(0)
+    ids = torch.arange(4.0).view(1, 1, 4, 1, 1).expand(3, 50, 4, 5, 1)
+    drawn = random_critic_subset(ids, 1, "min").flatten(0, 1)[..., 0, :, 0]  # (150, 5)
+    assert len(drawn.unique(dim=0)) > 50
+    assert all(len(row.unique()) > 1 for row in drawn[:10])
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [("min", 1.0), ("mean", 2.0)])
+def test_all_critics_need_no_draw(reduce, expected):
+    values = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
+    assert random_critic_subset(values, 3, reduce).item() == expected
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_a_subset_that_does_not_exist_is_an_error(size):
+    with pytest.raises(ValueError, match=f"between 1 and the number of critics, 3, got {size}"):
+        random_critic_subset(torch.zeros(1, 3, 1, 1), size, "min")
+
+
+def test_targets_move_by_tau():
+    targets = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.ones(3))]
+    sources = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(3))]
+    move_towards(targets, sources, 0.25)
+    assert targets[0].tolist() == [0.25] * 2
+    assert targets[1].tolist() == [0.75] * 3
+    move_towards(targets, sources, 1.0)
+    assert targets[0].tolist() == [1.0] * 2
