@@ -1,0 +1,245 @@
+"""One optimizer step per `batches_per_update` batches, targets after it, and nothing that is not finite."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from amago.agent import Batch
+from amago.agent.base import BaseAgent
+from amago.distributed.accelerate import Processes, make_accelerator
+from amago.experiment.learner import Learner, NonFiniteUpdateError, make_adamw
+from amago.nets.traj_encoders import IdentityTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+MakeLearner = Callable[..., Learner]
+
+
+class LinearAgent(BaseAgent):
+    """Regresses rewards on states, which has the same gradient for one big batch as for two halves of it."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.head = nn.Linear(self.state_dim, 1)
+        self.target_head = nn.Linear(self.state_dim, 1).requires_grad_(False)
+        self.order: list[str] = []
+        self.hard_sync_targets()
+
+    def hard_sync_targets(self) -> None:
+        self.target_head.load_state_dict(self.head.state_dict())
+
+    def soft_sync_targets(self) -> None:
+        self.order.append("targets")
+        self.hard_sync_targets()
+
+    def forward(self, batch: Batch, log_step: bool) -> Tensor:
+        predicted = self.head(self.encode_batch(batch)[:, :-1])
+        loss = (predicted - batch.rews).square().mean()
+        self.update_info = {"Predicted": predicted.mean()} if log_step else {}
+        return loss
+
+    def get_actions(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        raise NotImplementedError("this agent only learns")
+
+
+def make_batch(sequences: int, seed: int, reward: float | None = None) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    steps = 5
+    rews = torch.randn(sequences, steps, 1, generator=generator)
+    return Batch(
+        obs={"observation": torch.randn(sequences, steps + 1, 3, generator=generator)},
+        rl2s=torch.randn(sequences, steps + 1, 3, generator=generator),
+        rews=rews if reward is None else torch.full_like(rews, reward),
+        dones=torch.zeros(sequences, steps, 1, dtype=torch.bool),
+        actions=torch.zeros(sequences, steps, 2),
+        time_idxs=torch.arange(steps + 1).view(1, -1, 1).expand(sequences, -1, -1),
+        lengths=torch.full((sequences,), steps + 1),
+    )
+
+
+def join(*batches: Batch) -> Batch:
+    def cat(name: str) -> Tensor:
+        return torch.cat([getattr(batch, name) for batch in batches])
+
+    return Batch(
+        obs={"observation": torch.cat([batch.obs["observation"] for batch in batches])},
+        **{name: cat(name) for name in ("rl2s", "rews", "dones", "actions", "time_idxs", "lengths")},
+    )
+
+
+@pytest.fixture
+def make_learner(tmp_path: Path, small_nets: None) -> MakeLearner:
+    def make(learning_rate: float = 0.01, **changes: Any) -> Learner:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            agent = LinearAgent(
+                obs_space={"observation": (3,)},
+                rl2_space=(3,),
+                action_space=_Discrete(2),
+                max_seq_len=8,
+                tstep_encoder_type=FFTstepEncoder,
+                traj_encoder_type=IdentityTrajEncoder,
+            )
+        # Statistics of inputs move with every batch, so halves and whole would be normalised differently.
+        agent.tstep_encoder.eval()
+        options: dict[str, Any] = {
+            "lr_warmup_steps": 0,
+            "grad_clip": 1e6,
+            "batches_per_update": 1,
+            "autocast": False,
+            "compile_loss": False,
+            "max_nonfinite": 3,
+            "bad_batch_dir": tmp_path / "nonfinite",
+            **changes,
+        }
+        optimizer = make_adamw(agent.trainable_params, learning_rate, 0.0, torch.device("cpu"))
+        return Learner(agent, optimizer, Processes(make_accelerator()), **options)
+
+    return make
+
+
+class _Discrete:
+    """What agents read of a gymnasium Discrete space."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+_Discrete.__name__ = "Discrete"
+
+
+def weights(learner: Learner) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in learner.agent.trainable_params])
+
+
+def accumulate_wrongly(learner: Learner, batches: list[Batch]) -> None:
+    """The fault: gradients are cleared before every batch, so only the last one's reach the optimizer."""
+    for batch in batches:
+        learner.optimizer.zero_grad()
+        (learner.agent(batch, log_step=False) / len(batches)).backward()
+    learner.optimizer.step()
+
+
+def test_accumulated_batches_equal_one_big_batch(make_learner: MakeLearner) -> None:
+    halves = [make_batch(4, seed=1), make_batch(4, seed=2)]
+    whole, accumulated, faulty = make_learner(), make_learner(batches_per_update=2), make_learner()
+    whole.train_batch(join(*halves), log_step=False)
+    assert [accumulated.train_batch(half, log_step=False)[0] for half in halves] == [False, True]
+    accumulate_wrongly(faulty, halves)
+    assert torch.allclose(weights(accumulated), weights(whole), atol=1e-6)
+    assert not torch.allclose(weights(faulty), weights(whole), atol=1e-6)
+
+
+def test_an_incomplete_update_is_finished_with_the_mean_of_what_there_is(make_learner: MakeLearner) -> None:
+    batch = make_batch(4, seed=1)
+    whole, incomplete = make_learner(), make_learner(batches_per_update=3)
+    whole.train_batch(batch, log_step=False)
+    incomplete.train_batch(batch, log_step=False)
+    assert incomplete.finish()
+    assert torch.allclose(weights(incomplete), weights(whole), atol=1e-6)
+    assert not incomplete.finish()
+
+
+def test_targets_move_after_the_optimizer_step(make_learner: MakeLearner) -> None:
+    learner = make_learner()
+    learner.train_batch(make_batch(4, seed=1), log_step=False)
+    agent = learner.agent
+    assert torch.equal(agent.target_head.weight, agent.head.weight)
+    stale = make_learner().agent
+    before = stale.head.weight.clone()
+    stale.soft_sync_targets()  # the fault: targets first, so they hold the weights from before the step
+    assert torch.equal(stale.target_head.weight, before)
+    assert not torch.equal(agent.head.weight, before)
+
+
+def test_gradients_are_clipped_to_the_norm(make_learner: MakeLearner) -> None:
+    learner = make_learner(grad_clip=1e-3)
+    norms: list[Tensor] = []
+
+    def note(*_: Any) -> None:
+        norms.append(torch.cat([p.grad.flatten() for p in learner.agent.trainable_params if p.grad is not None]).norm())
+
+    learner.optimizer.register_step_pre_hook(note)
+    learner.train_batch(make_batch(4, seed=1, reward=100.0), log_step=False)
+    assert norms[0] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_gradients_do_not_leak_into_the_next_update(make_learner: MakeLearner) -> None:
+    learner = make_learner()
+    learner.train_batch(make_batch(4, seed=1), log_step=False)
+    assert all(parameter.grad is None for parameter in learner.agent.parameters())
+
+
+def test_a_logged_update_reports_loss_rate_and_norms(make_learner: MakeLearner) -> None:
+    learner = make_learner(learning_rate=0.5, lr_warmup_steps=10)
+    _, metrics = learner.train_batch(make_batch(4, seed=1), log_step=True)
+    assert {"Loss", "Predicted", "Learning Rate", "Grad Norm", "TstepEncoder Grad Norm"} <= set(metrics)
+    assert metrics["Learning Rate"] == 0.0
+    assert not any(value.requires_grad for value in metrics.values() if isinstance(value, Tensor))
+
+
+def test_logged_norms_are_those_of_the_whole_update_before_clipping(make_learner: MakeLearner) -> None:
+    batches = [make_batch(4, seed=1), make_batch(4, seed=2)]
+    learner = make_learner(batches_per_update=2, grad_clip=1e-6)
+    whole = make_learner()
+    for batch in batches:
+        _, metrics = learner.train_batch(batch, log_step=True)
+    _, expected = whole.train_batch(join(*batches), log_step=True)
+    for name in ("Grad Norm", "TstepEncoder Grad Norm"):
+        assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=1e-4)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_non_finite_update_is_skipped_and_counted(make_learner: MakeLearner, reward: float) -> None:
+    learner = make_learner()
+    before = weights(learner)
+    learner.train_batch(make_batch(4, seed=1, reward=reward), log_step=False)
+    assert torch.equal(weights(learner), before)
+    assert (learner.skipped_updates, learner.gradient_steps) == (1, 1)
+    learner.train_batch(make_batch(4, seed=2), log_step=False)
+    assert weights(learner).isfinite().all()
+    assert not torch.equal(weights(learner), before)
+    assert learner.skipped_updates == 1
+
+
+def test_one_non_finite_batch_spoils_its_whole_update_only(make_learner: MakeLearner) -> None:
+    learner = make_learner(batches_per_update=2)
+    before = weights(learner)
+    learner.train_batch(make_batch(4, seed=1, reward=float("nan")), log_step=False)
+    learner.train_batch(make_batch(4, seed=2), log_step=False)
+    assert torch.equal(weights(learner), before)
+    learner.train_batch(make_batch(4, seed=3), log_step=False)
+    learner.train_batch(make_batch(4, seed=4), log_step=False)
+    assert not torch.equal(weights(learner), before)
+
+
+def test_too_many_in_a_row_stop_the_run_and_save_the_batch(make_learner: MakeLearner) -> None:
+    learner = make_learner(max_nonfinite=3)
+    bad = make_batch(2, seed=1, reward=float("nan"))
+    for _ in range(2):
+        learner.train_batch(bad, log_step=False)
+    with pytest.raises(NonFiniteUpdateError, match="3 updates in a row") as raised:
+        learner.train_batch(bad, log_step=False)
+    saved = load_file(raised.value.path)
+    assert saved["0/rews"].isnan().all()
+    assert torch.equal(saved["0/obs/observation"], bad.obs["observation"])
+
+
+def test_finite_updates_in_between_start_the_count_again(make_learner: MakeLearner) -> None:
+    learner = make_learner(max_nonfinite=2)
+    for seed in range(3):
+        learner.train_batch(make_batch(2, seed=seed, reward=float("nan")), log_step=False)
+        learner.train_batch(make_batch(2, seed=seed), log_step=False)
+    assert learner.skipped_updates == 3
+
+
+def test_updates_run_under_bf16_autocast(make_learner: MakeLearner) -> None:
+    learner = make_learner(autocast=True)
+    _, metrics = learner.train_batch(make_batch(4, seed=1), log_step=True)
+    assert torch.as_tensor(metrics["Predicted"]).dtype in (torch.bfloat16, torch.float32)
+    assert weights(learner).dtype == torch.float32
+    assert learner.skipped_updates == 0

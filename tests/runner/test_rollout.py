@@ -1,0 +1,205 @@
+"""A rollout acts step by step on its hidden state, counts finished episodes fairly and lets them carry over."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from amago.agent import Agent
+from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpisodeStats
+from amago.envs.vector import VectorEnv, make_vector_env
+from amago.experiment.rollout import Rollout
+from amago.nets.traj_encoders import GRUTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+CPU = torch.device("cpu")
+
+
+class FixedLengthEnv(gym.Env[np.ndarray, int]):
+    """Episodes of a fixed length with reward 1 in every step; the observation counts the steps of its whole life."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.life = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        self.life += 1
+        info = {f"{AMAGO_ENV_LOG_PREFIX} Step": float(self.time)}
+        return np.array([self.time, self.life], np.float32), 1.0, self.time >= self.length, False, info
+
+
+MakeRollout = Callable[..., Rollout]
+
+
+@pytest.fixture
+def make_rollout(small_nets: None) -> Iterator[MakeRollout]:
+    """Makes rollouts over environments of the given episode lengths, named by them."""
+    opened: list[VectorEnv] = []
+
+    def make(*lengths: int, **options: Any) -> Rollout:
+        def maker(length: int) -> Callable[[], AMAGOEnv]:
+            return lambda: AMAGOEnv(FixedLengthEnv(length), env_name=f"length {length}")
+
+        envs = make_vector_env([maker(length) for length in lengths], env_mode="sync", seed=0)
+        opened.append(envs)
+        torch.manual_seed(0)
+        agent = Agent(
+            obs_space=envs.observation_space,
+            rl2_space=envs.rl2_space,
+            action_space=envs.action_space,
+            max_seq_len=16,
+            tstep_encoder_type=FFTstepEncoder,
+            traj_encoder_type=GRUTrajEncoder,
+        )
+        return Rollout(agent, envs, device=CPU, **options)
+
+    yield make
+    for envs in opened:
+        envs.close()
+
+
+def test_returns_lengths_and_reported_metrics_of_finished_episodes(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(2, 3)
+    rollout.run(timesteps=6)
+    assert rollout.stats.returns == {"length 2": [2.0] * 3, "length 3": [3.0] * 2}
+    assert rollout.stats.lengths == {"length 2": [2] * 3, "length 3": [3] * 2}
+    assert rollout.stats.specials["length 3"] == {"Step": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}
+
+
+def test_an_unfinished_episode_counts_for_nothing(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(4)
+    rollout.run(timesteps=3)
+    assert rollout.stats.to_metrics() == {}
+
+
+def test_episodes_carry_over_from_run_to_run(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(4)
+    rollout.run(timesteps=3)
+    rollout.stats = EpisodeStats()
+    rollout.run(timesteps=1)
+    assert rollout.stats.returns == {"length 4": [4.0]}
+
+
+def test_a_reset_begins_new_episodes(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(4)
+    rollout.run(timesteps=3)
+    rollout.reset()
+    rollout.run(timesteps=3)
+    assert rollout.stats.episodes == 0
+
+
+def first_to_finish(lengths: tuple[int, ...], episodes: int) -> dict[str, list[float]]:
+    """The fault: whichever episodes finish first are counted."""
+    returns: dict[str, list[float]] = {}
+    for step in range(1, 1000):
+        for length in lengths:
+            if step % length == 0:
+                returns.setdefault(f"length {length}", []).append(float(length))
+        if sum(map(len, returns.values())) >= episodes:
+            return returns
+    raise AssertionError("no end")
+
+
+def every_actor_counts_equally(returns: dict[str, list[float]], actors: int) -> bool:
+    return len(returns) == actors and len({len(scores) for scores in returns.values()}) == 1
+
+
+def test_counting_episodes_does_not_favour_short_ones(make_rollout: MakeRollout) -> None:
+    lengths = (2, 3, 10)
+    rollout = make_rollout(*lengths)
+    rollout.run(episodes=6)
+    assert every_actor_counts_equally(rollout.stats.returns, actors=3)
+    assert not every_actor_counts_equally(first_to_finish(lengths, 6), actors=3)
+
+
+def test_episodes_that_do_not_divide_go_to_the_first_actors(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(2, 3, 4)
+    rollout.run(episodes=4)
+    assert {name: len(scores) for name, scores in rollout.stats.returns.items()} == {
+        "length 2": 2,
+        "length 3": 1,
+        "length 4": 1,
+    }
+
+
+def test_a_step_limit_ends_the_count(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(2, 50)
+    rollout.run(episodes=10, timesteps=6)
+    assert rollout.stats.returns == {"length 2": [2.0] * 3}
+
+
+def test_a_rollout_without_a_limit_is_refused(make_rollout: MakeRollout) -> None:
+    with pytest.raises(ValueError, match="timesteps or episodes"):
+        make_rollout(2).run()
+
+
+def test_steps_are_counted_by_environment_name(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(2, 2, 3)
+    rollout.run(timesteps=5)
+    rollout.run(timesteps=2)
+    assert rollout.steps_by_env_name == {"length 2": 14, "length 3": 7}
+
+
+def test_progress_hears_of_every_step(make_rollout: MakeRollout) -> None:
+    heard: list[int] = []
+    make_rollout(2, 3).run(timesteps=4, progress=heard.append)
+    assert heard == [2, 2, 2, 2]
+
+
+def test_the_agent_acts_in_eval_mode_and_is_put_back(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(3)
+    rollout.agent.train()
+    modes: list[bool] = []
+    rollout.run(timesteps=2, progress=lambda _: modes.append(rollout.agent.training))
+    assert (modes, rollout.agent.training) == ([False, False], True)
+
+
+def test_the_hidden_state_of_a_finished_row_is_blank_and_others_stay(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(2, 5)
+    rollout.run(timesteps=2)
+    hidden = rollout.hidden_state  # (layers, 2, width)
+    assert not hidden[:, 0].any()
+    assert hidden[:, 1].any()
+
+
+def test_acting_step_by_step_equals_a_forward_over_the_whole_history(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(100)
+    rollout.reset()
+    seen: list[tuple[np.ndarray, np.ndarray, int]] = []
+    taken: list[int] = []
+
+    def note(_: int) -> None:
+        inputs = rollout._inputs
+        seen.append((inputs.obs["observation"].copy(), inputs.rl2s.copy(), int(inputs.time_idxs[0])))
+        taken.append(int(inputs.rl2s[0, 1:].argmax()))
+
+    first = rollout._inputs
+    seen.append((first.obs["observation"].copy(), first.rl2s.copy(), int(first.time_idxs[0])))
+    rollout.run(timesteps=10, sample=False, progress=note)
+    obs = torch.from_numpy(np.stack([row[0] for row in seen], axis=1))  # (1, 11, 2)
+    rl2s = torch.from_numpy(np.stack([row[1] for row in seen], axis=1))
+    times = torch.tensor([row[2] for row in seen]).view(1, -1, 1)
+    agent = rollout.agent.eval()
+    with torch.inference_mode():
+        states, _ = agent.get_state_embedding({"observation": obs}, rl2s, times)
+        best = agent.actor(states).probs[:, :, -1].argmax(-1)[0].tolist()
+    assert best[:10] == taken
+
+
+def test_rollouts_in_bf16_act_with_float32_indices(make_rollout: MakeRollout) -> None:
+    rollout = make_rollout(3, 3, autocast=True)
+    rollout.run(timesteps=6)
+    assert rollout.stats.episodes == 4
