@@ -7,12 +7,11 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
+import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution
-
-from amago.nets.configurable import configurable_function
 
 
 class PolicyOutput(ABC):
@@ -69,7 +68,6 @@ def check_bounds(name: str, low: float, high: float | None) -> None:
         raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
 
 
-@configurable_function("amago.nets.policy_dists")
 def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
     """Maps numbers into (low, high), evenly on a logarithmic scale: x = 0 gives the geometric mean.
 
@@ -79,8 +77,12 @@ def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
     return torch.exp(log_low + 0.5 * (log_high - log_low) * (torch.tanh(x) + 1.0))
 
 
-@configurable_function("amago.nets.policy_dists")
 def softplus_bounded_positive(x: Tensor, low: float, high: float | None = None) -> Tensor:
     """Maps numbers to low + softplus(x), cut off at `high` if it is given."""
     positive = F.softplus(x) + low
     return positive if high is None else positive.clamp(max=high)
+
+
+# Registered from outside: gin files can name these functions, while calls in the forward pass stay plain calls.
+for _function in (tanh_bounded_positive, softplus_bounded_positive):
+    gin.external_configurable(_function, module="amago.nets.policy_dists")

@@ -9,6 +9,7 @@ from amago.nets.tstep_encoders.base import (
     get_tstep_encoder_cls,
     list_registered_tstep_encoders,
     register_tstep_encoder,
+    rl2_dim,
 )
 from amago.nets.tstep_encoders.cnn import CNNTstepEncoder
 from amago.nets.tstep_encoders.ff import FFTstepEncoder
@@ -20,4 +21,5 @@ __all__ = [
     "get_tstep_encoder_cls",
     "list_registered_tstep_encoders",
     "register_tstep_encoder",
+    "rl2_dim",
 ]

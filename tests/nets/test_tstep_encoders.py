@@ -1,0 +1,263 @@
+"""Timestep encoders: golden numbers, padding and hidden inputs, and encoders that users write."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from amago.nets import cnn
+from amago.nets.cnn import NatureishCNN
+from amago.nets.ff import Normalization
+from amago.nets.masking import MAGIC_PAD_VAL, mask_from_filler, timestep_mask
+from amago.nets.tstep_encoders import (
+    CNNTstepEncoder,
+    FFTstepEncoder,
+    TstepEncoder,
+    get_tstep_encoder_cls,
+    list_registered_tstep_encoders,
+    register_tstep_encoder,
+)
+from amago.nets.tstep_encoders.cnn import num_clean_sequences
+
+
+def box(*shape, dtype=np.float32):
+    return gymnasium.spaces.Box(0, 255, shape, dtype)
+
+
+def test_the_array_encoder_equals_the_golden_numbers(torch_golden, assert_forward):
+    case = torch_golden("ff_tstep")
+    spaces = gymnasium.spaces.Dict({key: box(*shape) for key, shape in case.args["obs_space"].items()})
+    encoder = FFTstepEncoder(obs_space=spaces, rl2_space=box(case.args["rl2_dim"]), **case.args["kwargs"])
+    encoder.load_state_dict(case.state, strict=True)
+    t = case.tensors
+    y = encoder(obs={"a": t["obs_a"], "b": t["obs_b"]}, rl2s=t["rl2s"])
+    assert_forward(y.detach(), t["y"])
+    for key, value in encoder.state_dict().items():
+        assert_forward(value, t[f"after.{key}"])
+
+
+@pytest.mark.parametrize("name", ["DrQCNN", "GridworldCNN", "IMPALAishCNN", "NatureishCNN"])
+def test_the_image_encoder_equals_the_golden_numbers(torch_golden, assert_forward, name):
+    case = torch_golden(f"cnn_tstep_{name}")
+    encoder = CNNTstepEncoder(
+        obs_space=gymnasium.spaces.Dict({"observation": box(*case.args["img_shape"], dtype=np.uint8)}),
+        rl2_space=box(case.args["rl2_dim"]),
+        cnn_type=getattr(cnn, name),
+        channels_first=case.args["channels_first"],
+        **case.args["kwargs"],
+    )
+    encoder.load_state_dict(case.state, strict=True)
+    y = encoder(obs={"observation": case.tensors["img"]}, rl2s=case.tensors["rl2s"])
+    assert_forward(y.detach(), case.tensors["y"])
+
+
+def test_keys_are_concatenated_in_alphabetical_order_before_rl2s():
+    torch.manual_seed(0)
+    encoder = FFTstepEncoder({"z": (2,), "b": (1, 3)}, (4,), normalize_inputs=False, n_layers=1, d_hidden=5)
+    obs = {"z": torch.randn(2, 3, 2), "b": torch.randn(2, 3, 1, 3)}
+    rl2s = torch.randn(2, 3, 4)
+    x = torch.cat([obs["b"].flatten(2), obs["z"], rl2s], -1)
+    expected = encoder.out_norm(encoder.base.out_layer(F.leaky_relu(encoder.base.in_layer(x))))
+    torch.testing.assert_close(encoder(obs, rl2s), expected)
+
+
+def test_only_the_named_keys_are_used():
+    encoder = FFTstepEncoder({"a": (2,), "b": (3,)}, (4,), specify_obs_keys=["b"])
+    assert encoder.base.in_layer.in_features == 7
+    encoder({"b": torch.zeros(1, 1, 3)}, torch.zeros(1, 1, 4))
+
+
+def test_integer_observations_are_numbers_to_the_array_encoder():
+    encoder = FFTstepEncoder({"observation": (3,)}, (4,)).eval()
+    obs = torch.randint(0, 255, (2, 5, 3), dtype=torch.uint8)
+    torch.testing.assert_close(
+        encoder({"observation": obs}, torch.zeros(2, 5, 4)),
+        encoder({"observation": obs.float()}, torch.zeros(2, 5, 4)),
+    )
+
+
+def test_auto_scale_widens_hidden_layers_to_a_wide_input():
+    wide = FFTstepEncoder({"observation": (50,)}, (4,), d_hidden=16, auto_scale=True)
+    narrow = FFTstepEncoder({"observation": (5,)}, (4,), d_hidden=16, auto_scale=True)
+    assert wide.base.in_layer.out_features == 54
+    assert narrow.base.in_layer.out_features == 16
+
+
+def padded_batch():
+    """Three real timesteps in the second row, five in the first; everything else is filler."""
+    torch.manual_seed(0)
+    obs, rl2s = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
+    obs[1, 3:] = MAGIC_PAD_VAL
+    rl2s[1, 3:] = MAGIC_PAD_VAL
+    return {"observation": obs}, rl2s
+
+
+class HidesBeforeItLooks(FFTstepEncoder):
+    """The fault: rl2s are zeroed first, so a padded row is no longer all filler."""
+
+    def forward(self, obs, rl2s, log_dict=None):
+        rl2s = rl2s * 0.0 if self.hide_rl2s else rl2s
+        with timestep_mask(mask_from_filler(torch.cat([obs["observation"], rl2s], -1))):
+            return self.inner_forward(obs, rl2s, log_dict=log_dict)
+
+
+def test_padding_stays_out_of_the_statistics_when_rl2s_are_hidden():
+    obs, rl2s = padded_batch()
+    hidden = FFTstepEncoder({"observation": (3,)}, (4,), hide_rl2s=True)
+    shown = FFTstepEncoder({"observation": (3,)}, (4,))
+    faulty = HidesBeforeItLooks({"observation": (3,)}, (4,), hide_rl2s=True)
+    for encoder in (hidden, shown, faulty):
+        encoder(obs, rl2s)
+    torch.testing.assert_close(hidden.in_norm.mu[:3], shown.in_norm.mu[:3])
+    assert not hidden.in_norm.mu[3:].any()
+    assert (faulty.in_norm.mu[:3] - shown.in_norm.mu[:3]).abs().max() > 0.1
+
+
+def test_the_batch_mask_goes_before_the_filler():
+    obs, rl2s = padded_batch()
+    encoder = FFTstepEncoder({"observation": (3,)}, (4,))
+    mask = torch.zeros(2, 5, 1, dtype=torch.bool)
+    mask[0, 0] = True
+    with timestep_mask(mask):
+        encoder(obs, rl2s)
+    expected = torch.cat([obs["observation"], rl2s], -1)[0, 0] / 2.0
+    torch.testing.assert_close(encoder.in_norm.mu, expected, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("normalize_inputs", [True, False])
+def test_statistics_move_in_training_only(normalize_inputs):
+    encoder = FFTstepEncoder({"observation": (3,)}, (4,), normalize_inputs=normalize_inputs)
+    obs, rl2s = {"observation": torch.randn(2, 5, 3)}, torch.randn(2, 5, 4)
+    encoder.eval()
+    encoder(obs, rl2s)
+    assert encoder.in_norm._t == 1.0
+    encoder.train()
+    encoder(obs, rl2s)
+    assert encoder.in_norm._t == 2.0
+
+
+@pytest.mark.parametrize("encoder_type", [FFTstepEncoder, CNNTstepEncoder])
+def test_hidden_rl2s_change_nothing(encoder_type):
+    shape = (3,) if encoder_type is FFTstepEncoder else (40, 40, 3)
+    encoder = encoder_type({"observation": shape}, (4,), hide_rl2s=True).eval()
+    obs = {"observation": torch.rand(2, 3, *shape)}
+    assert torch.equal(encoder(obs, torch.randn(2, 3, 4)), encoder(obs, torch.full((2, 3, 4), float("nan"))))
+
+
+class RL2Only(TstepEncoder):
+    """The least that a user has to write."""
+
+    @property
+    def emb_dim(self):
+        return 4
+
+    def inner_forward(self, obs, rl2s, log_dict=None):
+        return rl2s
+
+
+def test_hidden_rewards_leave_the_previous_action():
+    rl2s = torch.randn(2, 3, 4)
+    out = RL2Only({"observation": (3,)}, (4,), hide_rewards=True)({}, rl2s)
+    assert not out[..., 0].any()
+    assert torch.equal(out[..., 1:], rl2s[..., 1:])
+
+
+def test_a_user_encoder_receives_its_spaces_unchanged():
+    spaces, rl2_space = gymnasium.spaces.Dict({"observation": box(3)}), box(4)
+    encoder = RL2Only(obs_space=spaces, rl2_space=rl2_space)
+    assert encoder.obs_space is spaces
+    assert encoder.rl2_space is rl2_space
+    assert torch.equal(encoder(obs={}, rl2s=torch.ones(1, 2, 4)), torch.ones(1, 2, 4))
+
+
+def test_a_multi_modal_encoder_is_written_as_the_tutorial_shows():
+    class MultiModalRobotTstepEncoder(TstepEncoder):
+        """An image and a vector of joints."""
+
+        def __init__(self, obs_space, rl2_space):
+            super().__init__(obs_space=obs_space, rl2_space=rl2_space)
+            img_space = obs_space["image"]
+            joint_space = obs_space["joints"]
+            self.cnn = NatureishCNN(img_shape=img_space.shape)
+            cnn_out_shape = self.cnn(self.cnn.blank_img).shape[-1]
+            self.joint_rl2_emb = nn.Linear(joint_space.shape[-1] + rl2_space.shape[-1], 32)
+            self.merge = nn.Linear(cnn_out_shape + 32, 128)
+            self.output_layer = nn.Linear(128, 64)
+            self.out_norm = Normalization("layer", 64)
+
+        @property
+        def emb_dim(self):
+            return 64
+
+        def inner_forward(self, obs, rl2s, log_dict=None):
+            img_features = self.cnn(obs["image"])
+            joints_and_rl2s = torch.cat((obs["joints"], rl2s), dim=-1)
+            joint_features = F.leaky_relu(self.joint_rl2_emb(joints_and_rl2s))
+            merged = torch.cat((img_features, joint_features), dim=-1)
+            merged = F.leaky_relu(self.merge(merged))
+            return self.out_norm(self.output_layer(merged))
+
+    spaces = gymnasium.spaces.Dict({"image": box(48, 48, 3, dtype=np.uint8), "joints": box(7)})
+    encoder = MultiModalRobotTstepEncoder(obs_space=spaces, rl2_space=box(5))
+    obs = {"image": torch.zeros(2, 3, 48, 48, 3, dtype=torch.uint8), "joints": torch.randn(2, 3, 7)}
+    assert encoder(obs=obs, rl2s=torch.randn(2, 3, 5)).shape == (2, 3, encoder.emb_dim)
+
+
+def test_augmentation_acts_in_training_on_the_last_sequences_only():
+    torch.manual_seed(0)
+    encoder = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,), drqv2_aug=True)
+    plain = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,))
+    plain.load_state_dict(encoder.state_dict())
+    obs = {"observation": torch.randint(0, 255, (8, 2, 40, 40, 3), dtype=torch.uint8)}
+    rl2s = torch.zeros(8, 2, 4)
+    augmented, clean = encoder(obs, rl2s), plain(obs, rl2s)
+    same = torch.isclose(augmented, clean, atol=1e-6).flatten(1).all(1)
+    assert same.tolist() == [True, True, False, False, False, False, False, False]
+    encoder.eval()
+    torch.testing.assert_close(encoder(obs, rl2s), clean)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "share", "clean"), [(8, 0.75, 2), (9, 0.75, 3), (1, 0.75, 0), (4, 0.0, 3), (4, 1.0, 0)]
+)
+def test_the_share_of_clean_sequences_is_rounded_up_but_never_all(batch_size, share, clean):
+    assert num_clean_sequences(batch_size, share) == clean
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CNNTstepEncoder({"img": (40, 40, 3)}, (4,), obs_key="imgs"), "'imgs'.*did you mean 'img'"),
+        (lambda: CNNTstepEncoder({"observation": (4,)}, (4,)), r"must be an image.*\(4,\)"),
+        (lambda: CNNTstepEncoder({"observation": (40, 44, 3)}, (4,), drqv2_aug=True), "square.*40 x 44"),
+        (
+            lambda: CNNTstepEncoder({"observation": (40, 40, 3)}, (4,), aug_pct_of_batch=75),
+            "share.*got 75",
+        ),
+        (
+            lambda: FFTstepEncoder({"pos": (4,)}, (4,), specify_obs_keys=["poss"]),
+            "'poss'.*did you mean 'pos'",
+        ),
+        (lambda: FFTstepEncoder({"pos": (4,)}, (4,), specify_obs_keys=[]), "at least one of pos"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_encoders_are_found_by_name():
+    assert get_tstep_encoder_cls("ff") is FFTstepEncoder
+    assert get_tstep_encoder_cls("cnn") is CNNTstepEncoder
+    assert {"ff", "cnn"} <= set(list_registered_tstep_encoders())
+    with pytest.raises(ValueError, match=r"unknown timestep encoder 'cn'.*did you mean 'cnn'"):
+        get_tstep_encoder_cls("cn")
+
+
+def test_a_name_can_be_registered_once():
+    register_tstep_encoder("rl2-only")(RL2Only)
+    assert get_tstep_encoder_cls("rl2-only") is RL2Only
+    with pytest.raises(ValueError, match=r"'rl2-only' is already registered"):
+        register_tstep_encoder("rl2-only")(FFTstepEncoder)
