@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing import reduction
@@ -36,7 +37,8 @@ from amago.envs.vector.worker import (
 )
 from amago.hindsight.timestep import Array
 
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 5.0  # for environments to close by themselves
+TERMINATE_SECONDS = 1.0
 
 
 class AsyncVectorEnv(BufferedVectorEnv):
@@ -102,11 +104,10 @@ class AsyncVectorEnv(BufferedVectorEnv):
             daemon=True,
         )
         self._conns.append(ours)
-        self._processes.append(process)
         try:
             process.start()
+            self._processes.append(process)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self._processes.pop()
             raise _unpicklable(setup, context, error) from error
         finally:
             # Only the worker may hold its end: its death then shows as the end of the pipe.
@@ -256,12 +257,13 @@ def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: i
             conn.send_bytes(CLOSE)
         except OSError:
             continue
+    deadline = time.monotonic() + CLOSE_SECONDS
     for process in processes:
-        process.join(CLOSE_SECONDS)
+        process.join(max(0.0, deadline - time.monotonic()))
     for process in processes:
         if process.is_alive():
             process.terminate()
-            process.join(CLOSE_SECONDS)
+            process.join(TERMINATE_SECONDS)
         if process.is_alive():
             process.kill()
             process.join()

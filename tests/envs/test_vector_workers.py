@@ -1,0 +1,261 @@
+"""Worker processes: how failures arrive, what travels through the pipes, and that nothing is ever left behind."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.vector import EnvWorkerError, make_vector_env
+
+ACTIONS = np.array([[0], [1], [0], [1]])
+
+
+class Failing(gym.Env):
+    """Calls `fail` in the phase "making", "reset" or "step"; appends a line to `closed_log` when closed."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, phase: str = "never", fail=None, closed_log: Path | None = None) -> None:
+        self.phase, self.fail, self.closed_log = phase, fail, closed_log
+        self._enter("making")
+
+    def _enter(self, phase: str) -> None:
+        if phase == self.phase:
+            self.fail()
+
+    def reset(self, *, seed=None, options=None):
+        self._enter("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._enter("step")
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+    def close(self):
+        if self.closed_log is not None:
+            with self.closed_log.open("a") as file:
+                file.write("closed\n")
+
+
+def divide_by_zero():
+    return 1 / 0
+
+
+def die():
+    os._exit(3)
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def four(phase: str, fail, **kwargs) -> list:
+    """Four environments of which the last one fails."""
+    return [lambda: AMAGOEnv(Failing(**kwargs), "healthy")] * 3 + [
+        lambda: AMAGOEnv(Failing(phase, fail, **kwargs), "frail")
+    ]
+
+
+def use(make_envs) -> None:
+    env = make_vector_env(make_envs, env_mode="async", envs_per_worker=2)
+    env.reset()
+    env.step(ACTIONS)
+
+
+def traces_left() -> tuple[int, int, list[str]]:
+    """Child processes, open files and named shared memory of this moment."""
+    gc.collect()
+    return (
+        len(multiprocessing.active_children()),
+        len(os.listdir("/proc/self/fd")),
+        sorted(os.listdir("/dev/shm")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ("making", r"environment 3 raised while being made: ZeroDivisionError"),
+        ("reset", r"environment 3 \('frail'\) raised while being reset: ZeroDivisionError"),
+        ("step", r"environment 3 \('frail'\) raised while stepping with action \[\[1\]\]: ZeroDivisionError"),
+    ],
+)
+def test_an_exception_arrives_with_the_environment_the_action_and_the_worker_s_traceback(phase, message):
+    before = traces_left()
+    with pytest.raises(EnvWorkerError, match=message) as raised:
+        use(four(phase, divide_by_zero))
+    assert "in divide_by_zero\n    return 1 / 0" in str(raised.value)
+    raised = None
+    assert traces_left() == before
+
+
+@pytest.mark.parametrize("phase", ["making", "reset", "step"])
+@pytest.mark.parametrize(("fail", "how"), [(die, "exit code 3"), (kill_itself, "killed by SIGKILL")])
+def test_a_worker_that_dies_without_a_word_is_reported_and_all_others_end(phase, fail, how):
+    before = traces_left()
+    with pytest.raises(EnvWorkerError, match=f"environments 2 to 3 died without a word \\({how}\\)"):
+        use(four(phase, fail))
+    assert traces_left() == before
+
+
+def test_a_worker_killed_from_outside_is_reported_by_the_next_call():
+    before = set(multiprocessing.active_children())
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
+    env.reset()
+    victim = (set(multiprocessing.active_children()) - before).pop()
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(EnvWorkerError, match="SIGKILL"):
+        env.step(ACTIONS)
+    assert set(multiprocessing.active_children()) == before
+    with pytest.raises(RuntimeError, match="closed"):
+        env.reset()
+
+
+def test_in_this_process_exceptions_arrive_as_they_are():
+    env = make_vector_env(four("step", divide_by_zero), env_mode="sync")
+    env.reset()
+    with pytest.raises(ZeroDivisionError):
+        env.step(ACTIONS)
+
+
+@pytest.mark.parametrize("mode", [{"env_mode": "sync"}, {"env_mode": "async", "envs_per_worker": 2}])
+def test_closing_closes_every_environment_once_and_leaves_nothing(mode, tmp_path):
+    before = traces_left()
+    log = tmp_path / "log"
+    env = make_vector_env(four("never", None, closed_log=log), **mode)
+    env.reset()
+    env.step(ACTIONS)
+    env.close()
+    env.close()
+    assert log.read_text().count("closed") == 4
+    del env
+    assert traces_left() == before
+
+
+@pytest.mark.parametrize("mode", [{"env_mode": "sync"}, {"env_mode": "async", "envs_per_worker": 4}])
+def test_environments_made_before_one_that_fails_are_closed(mode, tmp_path):
+    log = tmp_path / "log"
+    with pytest.raises((EnvWorkerError, ZeroDivisionError)):
+        make_vector_env(four("making", divide_by_zero, closed_log=log), **mode)
+    assert log.read_text().count("closed") == 3
+
+
+def test_shared_memory_has_no_name_while_it_is_used():
+    before = sorted(os.listdir("/dev/shm"))
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
+    env.reset()
+    assert sorted(os.listdir("/dev/shm")) == before
+    env.close()
+
+
+def test_workers_end_when_the_vector_environment_is_forgotten():
+    before = traces_left()
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
+    env.reset()
+    del env
+    assert traces_left() == before
+
+
+def test_a_fork_of_the_main_process_does_not_end_the_workers():
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
+    env.reset()
+    child = multiprocessing.get_context("fork").Process(target=env.close)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert env.step(ACTIONS).rewards.tolist() == [1.0] * 4
+    env.close()
+
+
+SCRIPT = """
+import os, signal, sys
+import numpy as np
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.vector import make_vector_env
+
+env = make_vector_env([lambda: AMAGOEnv(MetaFrozenLake(3), "lake")] * 4, env_mode="async", envs_per_worker=2)
+env.reset()
+env.step(np.zeros((4, 1), np.int64))
+print("stepped", flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    "ending", ["", "raise SystemExit(0)", "1 / 0", "os.kill(os.getpid(), signal.SIGKILL)"]
+)
+def test_workers_end_with_the_main_process_however_it_ends(ending):
+    # Workers inherit the pipe of the script's output, which therefore ends with the last of them.
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(ending=ending)],
+        capture_output=True,
+        timeout=30,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "stepped\n"
+    assert "Exception ignored" not in done.stderr
+
+
+class CountingConnection:
+    """Passes messages on and keeps a copy of each."""
+
+    def __init__(self, conn, sent: list[bytes], received: list[bytes]) -> None:
+        self.conn, self.sent, self.received = conn, sent, received
+
+    def send_bytes(self, message: bytes) -> None:
+        self.sent.append(message)
+        self.conn.send_bytes(message)
+
+    def recv_bytes(self) -> bytes:
+        self.received.append(self.conn.recv_bytes())
+        return self.received[-1]
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+def assert_one_small_round_trip(sent: list[bytes], received: list[bytes]) -> None:
+    assert [len(message) for message in sent] == [1]
+    assert [len(message) for message in received] == [0]
+
+
+def test_a_step_is_one_round_trip_that_carries_no_observation():
+    env = make_vector_env(
+        [lambda: AMAGOEnv(MetaFrozenLake(3), "lake")] * 4, env_mode="async", envs_per_worker=4, seed=0
+    )
+    env.reset()
+    sent: list[bytes] = []
+    received: list[bytes] = []
+    env._conns[:] = [CountingConnection(conn, sent, received) for conn in env._conns]
+    env.step(np.zeros((4, 1), np.int64))
+    assert_one_small_round_trip(sent, received)
+    env.close()
+    # the fault: an extra call for the name and the timestep, with what shared memory already holds pickled
+    obs = pickle.dumps(np.zeros((4, 4), np.float32))
+    with pytest.raises(AssertionError):
+        assert_one_small_round_trip([b"s", b"n", b"t"], [b"", b"lake", obs])
+
+
+def test_a_lambda_cannot_be_spawned_and_the_error_names_it():
+    before = multiprocessing.active_children()
+    with pytest.raises(ValueError, match=r"environment 1, '.*<lambda>'.*mp_context='fork'"):
+        make_vector_env(
+            [AMAGOEnv, lambda: AMAGOEnv(MetaFrozenLake(3), "lake")],
+            env_mode="async",
+            envs_per_worker=2,
+            mp_context="spawn",
+        )
+    assert multiprocessing.active_children() == before
