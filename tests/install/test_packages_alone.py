@@ -38,9 +38,9 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("parts", "blocked"),
     [
         ("envs,hindsight", "torch,accelerate,wandb,amago.nets,amago.agent"),
-        ("kernels", "gin,gymnasium,accelerate,wandb,amago.nets,amago.agent,amago.envs,amago.hindsight"),
-        ("nets", "gymnasium,accelerate,wandb,amago.agent,amago.envs,amago.hindsight"),
-        ("agent", "gymnasium,accelerate,wandb,amago.envs,amago.hindsight"),
+        ("kernels", "numpy,gin,gymnasium,accelerate,wandb,amago.nets,amago.agent,amago.envs,amago.hindsight"),
+        ("nets", "numpy,gymnasium,accelerate,wandb,amago.agent,amago.envs,amago.hindsight"),
+        ("agent", "numpy,gymnasium,accelerate,wandb,amago.envs,amago.hindsight"),
     ],
 )
 def test_package_imports_without_what_it_does_not_need(parts: str, blocked: str) -> None:
