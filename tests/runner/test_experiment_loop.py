@@ -1,19 +1,13 @@
 """An epoch of `learn`: what happens, in which order, under which names it is logged, and what is left on disk."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from amago.envs import AMAGOEnv
 from amago.experiment import Callback, Experiment
-from amago.experiment.learner import NonFiniteUpdateError
-from amago.loading import DiskTrajDataset, DoNothingDataset
-from amago.utils import AmagoWarning
 
 MakeExperiment = Callable[..., Experiment]
 MetricsOf = Callable[..., list[dict[str, Any]]]
@@ -51,7 +45,16 @@ def test_evaluates_collects_learns_and_saves_in_this_order(make_experiment: Make
     diary = Diary()
     run(make_experiment(epochs=3, val_interval=2, ckpt_interval=2, callbacks=[diary]))
     evaluated = ["val of 36", "train of 60", "learn 4", "checkpoint"]
-    assert diary.events == ["epoch 0", *evaluated, "epoch 1", "train of 60", "learn 4", "epoch 2", *evaluated, "end"]
+    assert diary.events == [
+        "epoch 0",
+        *evaluated,
+        "epoch 1",
+        "train of 60",
+        "learn 4",
+        "epoch 2",
+        *evaluated,
+        "end",
+    ]
 
 
 def test_the_last_epoch_is_saved_whatever_the_interval(make_experiment: MakeExperiment) -> None:
@@ -115,7 +118,9 @@ def test_metrics_have_the_documented_names(make_experiment: MakeExperiment, metr
     }
 
 
-def test_the_first_update_has_learning_rate_zero(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+def test_the_first_update_has_learning_rate_zero(
+    make_experiment: MakeExperiment, metrics_of: MetricsOf
+) -> None:
     experiment = run(make_experiment(epochs=1, learning_rate=0.5, lr_warmup_steps=4, log_interval=1))
     rates = [line["metrics"]["Learning Rate"] for line in metrics_of(experiment, "train-update")]
     assert rates == [0.0, 0.125, 0.25, 0.375]
@@ -162,7 +167,9 @@ def test_an_edited_argument_is_checked_at_start(make_experiment: MakeExperiment)
         experiment.start()
 
 
-def test_evaluate_test_returns_and_logs_its_metrics(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:
+def test_evaluate_test_returns_and_logs_its_metrics(
+    make_experiment: MakeExperiment, metrics_of: MetricsOf
+) -> None:
     experiment = make_experiment()
     experiment.start()
     metrics = experiment.evaluate_test(experiment.make_val_env, timesteps=12)

@@ -127,7 +127,9 @@ def test_resume_does_not_repeat_the_saved_epoch(make_experiment: MakeExperiment)
 def test_resume_restores_the_exploration_schedule(make_experiment: MakeExperiment) -> None:
     run_until_killed(make_experiment(epochs=3, ckpt_interval=1, callbacks=[Killer(2)]))
     saved = json.loads(
-        next((make_experiment("runs").run_dir / "ckpts" / "training_states").glob("*_1/state.json")).read_text()
+        next(
+            (make_experiment("runs").run_dir / "ckpts" / "training_states").glob("*_1/state.json")
+        ).read_text()
     )
     assert [state["global_step"] for state in saved["processes"][0]["exploration"]] == [40, 40, 40]
     experiment = make_experiment(epochs=3, resume=True)
@@ -179,5 +181,8 @@ def test_a_missing_checkpoint_names_those_that_exist(make_experiment: MakeExperi
 def test_only_the_newest_checkpoints_are_kept_if_asked(make_experiment: MakeExperiment) -> None:
     experiment = run(make_experiment(epochs=4, ckpt_interval=1, keep_checkpoints=2))
     folder = experiment.run_dir / "ckpts"
-    assert sorted(path.name for path in (folder / "training_states").iterdir()) == ["run_epoch_2", "run_epoch_3"]
+    assert sorted(path.name for path in (folder / "training_states").iterdir()) == [
+        "run_epoch_2",
+        "run_epoch_3",
+    ]
     assert len(list((folder / "policy_weights").iterdir())) == 4

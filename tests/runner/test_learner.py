@@ -161,7 +161,9 @@ def test_gradients_are_clipped_to_the_norm(make_learner: MakeLearner) -> None:
     norms: list[Tensor] = []
 
     def note(*_: Any) -> None:
-        norms.append(torch.cat([p.grad.flatten() for p in learner.agent.trainable_params if p.grad is not None]).norm())
+        norms.append(
+            torch.cat([p.grad.flatten() for p in learner.agent.trainable_params if p.grad is not None]).norm()
+        )
 
     learner.optimizer.register_step_pre_hook(note)
     learner.train_batch(make_batch(4, seed=1, reward=100.0), log_step=False)

@@ -65,4 +65,4 @@ def _parse_file(path: Path) -> None:
     try:
         gin.parse_config_file(str(path))
     except ValueError as error:
-        raise ValueError(f"in {path}: {explain(str(error))}") from error
+        raise ValueError(explain(str(error))) from error

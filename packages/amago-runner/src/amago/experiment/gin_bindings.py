@@ -114,19 +114,17 @@ def nearest(name: str, known: list[str]) -> str:
 
 def explain(message: str) -> str:
     """gin's complaint about a name that it does not know, with the nearest name that it does know."""
-    text = message.strip()
-    if found := _UNKNOWN_PARAMETER.search(text):
-        entry = gin.get_configurable(found[1].rpartition("/")[2])
-        names = parameters_of(entry)
+    problem, *place = message.strip().split("\n")
+    hint = ""
+    if found := _UNKNOWN_PARAMETER.search(problem):
+        names = parameters_of(gin.get_configurable(found[1].rpartition("/")[2]))
         hint = nearest(found[2], names) or f"its parameters are {', '.join(names)}"
-        return f"{text} {hint}"
-    if found := _UNKNOWN_CONFIGURABLE.search(text):
+    elif found := _UNKNOWN_CONFIGURABLE.search(problem):
         name = found[1].rpartition("/")[2]
         selectors = registered_selectors()
         known = selectors if "." in name else sorted({one.rpartition(".")[2] for one in selectors})
-        hint = nearest(name, known) or _nearest_by_last_part(name, selectors)
-        return f"{text} {hint or 'its module may not be imported yet'}"
-    return text
+        hint = nearest(name, known) or _nearest_by_last_part(name, selectors) or "is its module imported?"
+    return "\n".join([f"{problem} {hint}".rstrip(), *place])
 
 
 def _nearest_by_last_part(name: str, selectors: list[str]) -> str:

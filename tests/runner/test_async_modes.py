@@ -1,0 +1,107 @@
+"""A learner and a collector in processes of their own share a buffer and a run's folder and nothing else."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from amago.cli_utils import switch_async_mode
+from amago.experiment import Callback, Experiment
+from amago.utils import AmagoWarning
+
+MakeExperiment = Callable[..., Experiment]
+
+
+class Enough(Exception):
+    """Stops a process that would run on."""
+
+
+class StopAfter(Callback):
+    """Stops a run at the end of an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
+        if epoch >= self.epoch:
+            raise Enough
+
+
+class CollectWhileWaiting(Callback):
+    """Runs a collector as soon as the learner finds nothing to learn from."""
+
+    def __init__(self, collector: Experiment) -> None:
+        self.collector = collector
+        self.epochs_begun: list[int] = []
+
+    def on_epoch_start(self, experiment: Experiment, epoch: int) -> None:
+        self.epochs_begun.append(epoch)
+
+    def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
+        collect(self.collector)
+
+
+def collect(collector: Experiment) -> None:
+    if not collector.started:
+        collector.start()
+    with pytest.raises(Enough):
+        collector.learn()
+
+
+@pytest.fixture
+def collector(make_experiment: MakeExperiment) -> Experiment:
+    experiment = make_experiment(callbacks=[StopAfter(2)], val_interval=None)
+    return switch_async_mode(experiment, "collect")
+
+
+@pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
+def test_a_learner_with_an_empty_buffer_waits_and_uses_up_no_epoch(
+    make_experiment: MakeExperiment, collector: Experiment
+) -> None:
+    watcher = CollectWhileWaiting(collector)
+    learner = switch_async_mode(make_experiment(callbacks=[watcher], epochs=2), "learn")
+    learner.start()
+    learner.learn()
+    assert watcher.epochs_begun == [0, 1]
+    assert learner.counters.gradient_steps == 8
+    assert learner.counters.env_steps == 0
+
+
+@pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
+def test_a_collectors_epochs_go_up_and_it_saves_nothing_but_trajectories(collector: Experiment) -> None:
+    collect(collector)
+    assert collector.counters.env_steps == 3 * 60
+    assert collector.counters.epoch == 2
+    assert {path.name for path in collector.run_dir.iterdir()} == {"metrics.jsonl"}
+    assert len(list(collector.dataset.save_new_trajs_to.iterdir())) > 0
+
+
+@pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
+def test_a_collector_acts_with_the_learners_latest_policy(
+    make_experiment: MakeExperiment, collector: Experiment
+) -> None:
+    learner = make_experiment(epochs=1)
+    learner.start()
+    learner.learn()
+    collect(collector)
+    for mine, theirs in zip(collector.policy.parameters(), learner.policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_collector_before_the_first_policy_warns_and_goes_on(collector: Experiment) -> None:
+    with pytest.warns(AmagoWarning, match="going on with the weights at hand"):
+        collect(collector)
+
+
+def test_who_collects_nothing_does_not_wait_for_ever(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(start_collecting_at_epoch=float("inf"), data_timeout=0.0, val_interval=None)
+    experiment.start()
+    with pytest.raises(RuntimeError, match="nothing to learn from"):
+        experiment.learn()
+
+
+def test_collection_that_begins_later_is_not_waited_for(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(start_collecting_at_epoch=1, epochs=3, data_timeout=0.0)
+    experiment.start()
+    experiment.learn()
+    assert experiment.counters.gradient_steps == 8

@@ -1,0 +1,162 @@
+"""run.json holds what a run is rebuilt from; config.txt shows the same to people."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gin
+import pytest
+
+from amago.cli_utils import use_config
+from amago.envs.exploration import EpsilonGreedy
+from amago.experiment import Experiment
+from amago.experiment.gin_bindings import (
+    NotWritableError,
+    bind,
+    bindings_as_json,
+    decode,
+    encode,
+    import_path,
+)
+from amago.experiment.run_file import read_run
+from amago.nets.cnn import IMPALAishCNN
+from amago.nets.tstep_encoders import CNNTstepEncoder
+
+MakeExperiment = Callable[..., Experiment]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        0.25,
+        "text with = and\na second line",
+        [1, [2.5, "x"]],
+        (1, 2),
+        {"a": (1,), 2: None},
+        float("inf"),
+        IMPALAishCNN,
+        [EpsilonGreedy, json.dumps],
+    ],
+)
+def test_values_survive_the_way_through_json(value: Any) -> None:
+    assert decode(json.loads(json.dumps(encode(value), allow_nan=False))) == value
+
+
+def test_a_partial_is_built_again() -> None:
+    again = decode(json.loads(json.dumps(encode(functools.partial(json.dumps, [1], indent=1)))))
+    assert again() == json.dumps([1], indent=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(lambda: 0, "a lambda"), (object(), "no import path"), ([lambda: 0], "a lambda")],
+)
+def test_what_cannot_be_written_says_why(value: Any, why: str) -> None:
+    with pytest.raises(NotWritableError, match=why):
+        encode(value)
+
+
+def test_a_function_inside_a_function_has_no_import_path() -> None:
+    def local() -> None: ...
+
+    with pytest.raises(NotWritableError, match="local to a function"):
+        import_path(local)
+
+
+def test_every_binding_is_kept_classes_included(clean_gin: None, tmp_path: Path) -> None:
+    path = tmp_path / "own.gin"
+    path.write_text("CNNTstepEncoder.activation = 'relu'\nscope/Agent.critic_type = @NCritics\n")
+    use_config({"CNNTstepEncoder.cnn_type": IMPALAishCNN, "Agent.gamma": 0.5}, gin_configs=[path])
+    written, unwritable = bindings_as_json()
+    text = json.dumps(written)
+    gin.clear_config()
+    bind(json.loads(text))
+    assert unwritable == {}
+    assert gin.get_bindings(CNNTstepEncoder) == {"cnn_type": IMPALAishCNN, "activation": "relu"}
+    assert gin.query_parameter("Agent.gamma") == 0.5
+    assert bindings_as_json()[0] == json.loads(text)
+
+
+def test_gins_own_text_would_lose_the_class(clean_gin: None) -> None:
+    use_config({"CNNTstepEncoder.cnn_type": IMPALAishCNN})
+    assert "IMPALAishCNN" not in gin.config_str()
+
+
+def test_run_json_names_versions_specs_classes_and_seed(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(env_description={"id": "memory", "args": {"horizon": 6}})
+    experiment.start()
+    record = read_run(experiment.run_dir)
+    assert record.seed == 7
+    assert {"amago-runner", "torch", "python"} <= set(record.packages)
+    assert record.environment == {"id": "memory", "args": {"horizon": 6}}
+    assert record.specs["observation"] == {"observation": {"shape": [3], "dtype": "float32"}}
+    assert record.specs["action"] == {"kind": "discrete", "sizes": [2], "low": None, "high": None}
+    assert record.arguments["agent_type"] == {"import": "amago.agent.agent:Agent"}
+    assert record.arguments["max_seq_len"] == 8
+    assert record.gin["amago.nets.actor_critic.Actor.d_hidden"] == 8
+
+
+def test_a_run_is_built_again_from_its_file(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(epochs=1)
+    experiment.start()
+    experiment.learn()
+    metrics = experiment.evaluate_test(experiment.make_val_env, episodes=6)
+    experiment.close()
+    gin.clear_config()
+    record = read_run(experiment.run_dir)
+    record.bind_gin()
+    makers = {"make_train_env": experiment.make_train_env, "make_val_env": experiment.make_val_env}
+    again = Experiment(**record.experiment_arguments(**makers, verbose=False, resume=True))
+    again.start()
+    assert again.evaluate_test(again.make_val_env, episodes=6) == metrics
+    again.close()
+
+
+def test_what_the_file_lacks_is_asked_for(make_experiment: MakeExperiment) -> None:
+    maker = make_experiment().make_train_env
+    experiment = make_experiment(make_train_env=lambda: maker())
+    experiment.start()
+    record = read_run(experiment.run_dir)
+    with pytest.raises(ValueError, match="make_train_env: a lambda"):
+        record.experiment_arguments()
+    assert record.experiment_arguments(make_train_env=maker)["make_train_env"] is maker
+
+
+def test_an_unwritable_binding_is_asked_for(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(start_learning_at_epoch=1)
+    use_config({"Agent.fbc_filter_func": lambda adv: adv > 0})
+    experiment.start()
+    record = read_run(experiment.run_dir)
+    gin.clear_config()
+    with pytest.raises(ValueError, match=r"amago\.agent\.Agent\.fbc_filter_func: a lambda"):
+        record.bind_gin()
+    use_config({"Agent.fbc_filter_func": lambda adv: adv > 1})
+    record.bind_gin()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no run\.json"):
+        read_run(tmp_path)
+
+
+def test_config_txt_shows_bindings_arguments_and_defaults(make_experiment: MakeExperiment) -> None:
+    use_config({"FFTstepEncoder.activation": "relu", "Agent.reward_multiplier": 2.0})
+    experiment = make_experiment(learning_rate=0.125)
+    experiment.start()
+    text = (experiment.run_dir / "config.txt").read_text()
+    assert "amago.nets.tstep_encoders.FFTstepEncoder.activation = 'relu'" in text
+    assert "learning_rate = 0.125" in text
+    assert "agent_type = amago.agent.agent.Agent" in text
+    assert "Agent.tau = 0.003" in text
+
+
+def test_config_txt_keeps_values_with_equals_signs_and_line_breaks(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(wandb_group_name="a=b\nc")
+    experiment.start()
+    lines = (experiment.run_dir / "config.txt").read_text().splitlines()
+    assert r"wandb_group_name = 'a=b\nc'" in lines
