@@ -48,6 +48,7 @@ class TrajectoryWriter:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._failure: Exception | None = None
+        self._attempts = 0
         self._stopping = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -84,18 +85,28 @@ class TrajectoryWriter:
         ) from failure
 
     def flush(self) -> None:
-        """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails."""
+        """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or not self._pending)
+            # What failed before this call may work by now, so only an attempt that begins after it counts.
+            earlier = self._attempts
+            while self._pending:
+                if self._failure is not None:
+                    if self._attempts > earlier:
+                        break
+                    self._failure = None
+                    self._changed.notify_all()
+                self._changed.wait()
         self.raise_failure()
 
     def stop(self) -> None:
         """Writes what is queued and ends the thread; warns of what a last attempt could not write."""
         # A forked process has a copy of the queue, but neither the thread nor the duty.
-        if self._thread is None or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
+            return
+        self._stopping = True
+        if self._thread is None:
             return
         with self._changed:
-            self._stopping = True
             self._failure = None
             self._changed.notify_all()
         self._thread.join()
@@ -114,6 +125,7 @@ class TrajectoryWriter:
                 if not self._pending:
                     return
                 head = self._pending[0]
+                self._attempts += 1
             try:
                 path = save_trajectory(head.trajectory, head.path, self._save_as, head.env_name)
                 if self._on_written is not None:
