@@ -113,7 +113,7 @@ def test_a_float_save_length_is_a_whole_number_of_steps(make_experiment: MakeExp
 def test_rows_that_differ_from_parallel_actors_are_refused(make_experiment: MakeExperiment) -> None:
     maker = make_experiment().make_train_env
     experiment = make_experiment(env_mode="already_vectorized", make_train_env=maker, make_val_env=maker)
-    with pytest.raises(ValueError, match="parallel_actors is 3.*1 rows"):
+    with pytest.raises(ValueError, match=r"parallel_actors is 3.*1 rows"):
         experiment.start()
 
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class FixedLengthEnv(gym.Env[np.ndarray, int]):
-    """Episodes of a fixed length with reward 1 in every step; the observation counts the steps of its whole life."""
+    """Episodes of a fixed length, reward 1 in every step; the observation counts the steps of its whole life."""
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -55,7 +55,7 @@ class Processes:
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss`."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     @contextmanager
     def local_gradients(self, model: Callable[..., Tensor]) -> Iterator[None]:
