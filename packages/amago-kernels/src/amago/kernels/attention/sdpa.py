@@ -20,6 +20,13 @@ def unsupported(*_: Tensor, **options: Any) -> list[str]:
     return reasons
 
 
+def _heads_first(x: Tensor) -> Tensor:
+    """(B, L, H, D) -> (B, H, L, D) with adjacent features, without which torch leaves its fused kernels."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return x.transpose(1, 2)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -39,9 +46,7 @@ def attention(
     else:
         mask = visible(q.shape[1], q.device, causal=causal, window=window, sink=sink, lengths=lengths)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+        *(_heads_first(x) for x in (q, k, v)),
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=causal and mask is None,

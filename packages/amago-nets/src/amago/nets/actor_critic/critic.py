@@ -117,4 +117,4 @@ class NCritics(BaseCriticHead):
 
 def expected_values(values: Tensor, probs: Tensor) -> Tensor:
     """Values (B, L, C, G, A) under probabilities or one-hot actions (K, B, L, G, A) -> (K, B, L, C, G, 1)."""
-    return torch.einsum("blcga,kblga->kblcg", values, probs.to(values.dtype)).unsqueeze(-1)
+    return (values * probs.to(values.dtype).unsqueeze(3)).sum(dim=-1, keepdim=True)
