@@ -11,8 +11,8 @@ from typing import NamedTuple
 SUFFIXES = (".npz", ".traj")
 _WRITERS = 16**3
 _SEQUENCE_NUMBERS = 16**5
-# File systems end names at 255 bytes; the rest of the name takes fewer than 40.
-_MAX_NAME_BYTES = 200
+# File systems end names at 255 bytes; the rest of the name takes up to 30, and that of the unfinished file 50 more.
+_MAX_NAME_BYTES = 160
 
 
 class TrajectoryName(NamedTuple):
