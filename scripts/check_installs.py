@@ -132,8 +132,8 @@ def installed_names(python: Path) -> set[str]:
 
 
 def copy_tests(package: str, folder: Path) -> None:
-    """The package's tests and what all tests share, laid out as in the repository."""
-    for name in (*SHARED_TEST_FILES, f"tests/{package}"):
+    """The package's tests, its README (whose examples are tests) and what all tests share, laid out as here."""
+    for name in (*SHARED_TEST_FILES, f"tests/{package}", f"packages/amago-{package}/README.md"):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():

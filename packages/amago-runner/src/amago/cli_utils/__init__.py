@@ -19,6 +19,8 @@ from amago.cli_utils.switches import (
     switch_tstep_encoder,
 )
 
+switch_step_encoder = switch_tstep_encoder  # the name that older scripts use
+
 __all__ = [
     "add_common_cli",
     "create_experiment_from_cli",
@@ -27,6 +29,7 @@ __all__ = [
     "switch_agent",
     "switch_async_mode",
     "switch_exploration",
+    "switch_step_encoder",
     "switch_traj_encoder",
     "switch_tstep_encoder",
     "use_config",
