@@ -46,7 +46,9 @@ def attention(
     else:
         mask = visible(q.shape[1], q.device, causal=causal, window=window, sink=sink, lengths=lengths)
     out = F.scaled_dot_product_attention(
-        *(_heads_first(x) for x in (q, k, v)),
+        _heads_first(q),
+        _heads_first(k),
+        _heads_first(v),
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=causal and mask is None,

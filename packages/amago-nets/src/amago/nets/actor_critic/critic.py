@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
-import torch
 from torch import Tensor
 
 from amago.nets.actor_critic.base import BaseCriticHead
