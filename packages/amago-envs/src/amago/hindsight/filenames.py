@@ -11,7 +11,7 @@ from typing import NamedTuple
 SUFFIXES = (".npz", ".traj")
 _WRITERS = 16**3
 _SEQUENCE_NUMBERS = 16**5
-# File systems end names at 255 bytes; the rest of the name takes up to 30, and that of the unfinished file 50 more.
+# File systems end names at 255 bytes; the rest of the name takes up to 30, that of the unfinished file 50 more.
 _MAX_NAME_BYTES = 160
 
 
