@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 FORWARD = 0
