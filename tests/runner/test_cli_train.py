@@ -240,3 +240,17 @@ def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_MODE", "offline")
     amago_run("train", "--wandb", "--run-dir", str(tmp_path), *TINY, "--epochs", "1")
     assert any((tmp_path / "quickstart").rglob("*.wandb"))
+
+
+def test_only_a_run_is_ever_overwritten(tmp_path: Path) -> None:
+    notes = tmp_path / "quickstart" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    assert "holds something that is no run" in refused("train", "--overwrite", "--run-dir", str(tmp_path))
+    assert notes.read_text() == "mine"
+
+
+def test_a_run_that_was_stopped_while_it_started_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "quickstart" / "buffer" / "fifo").mkdir(parents=True)
+    amago_run("train", "--overwrite", "--run-dir", str(tmp_path), *TINY, "--epochs", "1")
+    assert summary_of(tmp_path / "quickstart")["env_steps"] == 240

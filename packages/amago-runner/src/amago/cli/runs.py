@@ -11,6 +11,8 @@ from amago.cli.options import UsageProblem, suggestion
 from amago.cli.recipes import QUICKSTART_NAME, Recipe
 
 RUN_FILE = "run.json"
+# What a run that was stopped while it started may have left.
+_WRITTEN_FIRST = {"buffer", "ckpts", "metrics.jsonl", "wandb_logs"}
 
 
 def default_run_name(env: str | None) -> str:
@@ -38,9 +40,10 @@ def make_room(folder: Path, *, overwrite: bool) -> None:
     Raises:
         UsageProblem: something is there and `overwrite` is off, or what is there is no run.
     """
-    if not folder.exists() or not any(folder.iterdir()):
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if not names:
         return
-    is_run = (folder / RUN_FILE).is_file()
+    is_run = RUN_FILE in names or names <= _WRITTEN_FIRST
     if overwrite and is_run:
         shutil.rmtree(folder)
         return
