@@ -105,6 +105,8 @@ def test_a_gymnasium_vector_env_that_resets_in_another_step_is_refused_with_the_
 def test_a_wrong_number_of_rows_is_refused_with_the_right_one():
     with pytest.raises(ValueError, match="batched_envs=2"):
         AMAGOEnv(gymnasium_lakes(2), "lake", batched_envs=3)
+    with pytest.raises(ValueError, match="the environment inside it"):
+        AMAGOEnv(gymnasium_lakes(1), "lake", batched_envs=1)
 
 
 def test_exploration_is_recorded_for_every_row():

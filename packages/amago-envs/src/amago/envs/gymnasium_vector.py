@@ -11,15 +11,14 @@ from gymnasium.vector import VectorEnv
 
 
 class VectorEnvAdapter(gym.Env[Any, Any]):
-    """A gymnasium VectorEnv as an environment with the spaces of one row and batched observations and
-    actions.
+    """A gymnasium VectorEnv as an environment that has the spaces of one row.
 
     Args:
         vector_env: resets its environments within the step that ends an episode.
         batched_envs: the number of rows it is said to have.
 
     Raises:
-        ValueError: if the number of rows differs, or environments are reset in another step.
+        ValueError: if the number of rows differs or is 1, or environments are reset in another step.
     """
 
     def __init__(self, vector_env: Any, batched_envs: int) -> None:
@@ -27,6 +26,10 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
             raise ValueError(
                 f"batched_envs is {batched_envs}, but the vector environment has {vector_env.num_envs}: "
                 f"pass batched_envs={vector_env.num_envs}"
+            )
+        if batched_envs == 1:
+            raise ValueError(
+                "a vector environment of num_envs=1 is not batched: pass the environment inside it"
             )
         mode = (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode")
         # Before 1.0 there is no choice: environments reset themselves in the same step.
