@@ -14,6 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from amago.cli.app import app
+from amago.cli.environments import EnvMaker
+from amago.experiment.run_file import read_run
 
 TINY = [
     *("--memory-size", "16", "--memory-layers", "1", "--actors", "4", "--batch-size", "4"),
@@ -123,6 +125,14 @@ def test_settings_reach_the_agent_and_are_noted(lake: tuple[Path, Result]) -> No
     record = json.loads((lake[0] / "run.json").read_text())
     assert record["gin"]["amago.agent.Agent.tau"] == 0.25
     assert record["environment"]["args"] == {"size": 3, "k_episodes": 3}
+
+
+def test_the_run_file_holds_everything_that_the_run_was_built_from(lake: tuple[Path, Result]) -> None:
+    record = read_run(lake[0])
+    assert record.unwritable == {}
+    assert record.experiment_arguments()["make_train_env"] == EnvMaker(
+        name="MetaFrozenLake", args={"size": 3, "k_episodes": 3}
+    )
 
 
 def test_an_existing_run_is_never_replaced_unasked(lake: tuple[Path, Result]) -> None:

@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,8 @@ def _arguments_as_json(arguments: ExperimentArguments) -> tuple[dict[str, Any], 
 def _encode_argument(name: str, value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    if name == "dataset" and value is not None:
+    # A dataset, or an environment maker that is a dataclass, has no import path; its class and fields have.
+    if (name == "dataset" and value is not None) or (is_dataclass(value) and not isinstance(value, type)):
         return _encode_object(value)
     return encode(value)
 
