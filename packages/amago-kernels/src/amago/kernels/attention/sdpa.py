@@ -20,7 +20,7 @@ def unsupported(*_: Tensor, **options: Any) -> list[str]:
     return reasons
 
 
-def _heads_first(x: Tensor) -> Tensor:
+def heads_first(x: Tensor) -> Tensor:
     """(B, L, H, D) -> (B, H, L, D) with adjacent features, without which torch leaves its fused kernels."""
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -46,9 +46,9 @@ def attention(
     else:
         mask = visible(q.shape[1], q.device, causal=causal, window=window, sink=sink, lengths=lengths)
     out = F.scaled_dot_product_attention(
-        _heads_first(q),
-        _heads_first(k),
-        _heads_first(v),
+        heads_first(q),
+        heads_first(k),
+        heads_first(v),
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=causal and mask is None,

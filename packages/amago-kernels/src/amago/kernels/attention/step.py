@@ -13,6 +13,7 @@ from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.reference import attend
+from amago.kernels.attention.sdpa import heads_first
 
 
 def _write(k: Tensor, v: Tensor, cache: RingCache) -> Tensor:
@@ -82,9 +83,9 @@ def sdpa_step(
     """The same by torch's scaled_dot_product_attention."""
     seen, _sinks = _visible(cache, _write(k, v, cache), window, sink)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2).to(cache.keys.dtype),
-        cache.keys.transpose(1, 2),
-        cache.values.transpose(1, 2),
+        heads_first(q.to(cache.keys.dtype)),
+        heads_first(cache.keys),
+        heads_first(cache.values),
         attn_mask=seen,
         scale=scale,
     )

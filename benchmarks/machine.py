@@ -1,0 +1,44 @@
+"""What a row of results says about where and with what it was measured."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+def cpu_name() -> str:
+    """The processor by its own name, as far as Linux tells."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def commit() -> str:
+    """The checked-out commit, with a plus where the work tree differs from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
+    )
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def describe() -> dict[str, str]:
+    """Machine, versions, date and commit as columns of a row."""
+    return {
+        "cpu": cpu_name(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+    }
