@@ -45,7 +45,9 @@ class Processes:
     @property
     def device(self) -> torch.device:
         """Where this process computes."""
-        return cast(torch.device, self.accelerator.device)
+        device = cast(torch.device, self.accelerator.device)
+        # accelerate numbers the CPUs of several processes, which torch.load does not understand.
+        return torch.device("cpu") if device.type == "cpu" else device
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, or a data-parallel wrapper that averages its gradients over the processes."""

@@ -95,9 +95,17 @@ def spaces_without_vector_env(arguments: ExperimentArguments) -> Spaces:
 
 
 def build_recorder(
-    arguments: ExperimentArguments, streams: RandomStreams, save_to: Path | None
+    arguments: ExperimentArguments,
+    streams: RandomStreams,
+    save_to: Path | None,
+    *,
+    writer_id: str | None = None,
 ) -> TrajectoryRecorder | None:
-    """Writes the training trajectories; None if the dataset keeps none."""
+    """Writes the training trajectories; None if the dataset keeps none.
+
+    Args:
+        writer_id: see `TrajectoryRecorder`; None draws one.
+    """
     if save_to is None:
         return None
     return TrajectoryRecorder(
@@ -108,6 +116,7 @@ def build_recorder(
         max_seq_len=arguments.max_seq_len,
         stagger=arguments.stagger_traj_file_lengths,
         rng=streams.recorder(),
+        writer_id=writer_id,
     )
 
 

@@ -6,6 +6,7 @@ runs them. Subclasses of Experiment override the `init_...` methods to build som
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,11 @@ class ExperimentParts(ExperimentArguments):
             return
         assert self.dataset is not None
         train_envs = build_environments(self, self.make_train_env, self._streams, training=True)
-        self._recorder = build_recorder(self, self._streams, self.dataset.save_new_trajs_to)
+        # Drawn, so that runs may share a buffer, but in the order of ranks, by which files are sampled.
+        first_writer = self.processes.share(secrets.randbelow(4096 - self.processes.count))
+        writer_id = f"{first_writer + self.processes.rank:03x}"
+        save_to = self.dataset.save_new_trajs_to
+        self._recorder = build_recorder(self, self._streams, save_to, writer_id=writer_id)
         self._spaces = spaces_of(train_envs)
         self._train_envs = train_envs
 
