@@ -1,12 +1,17 @@
 """Help that fits a terminal, and mistakes that are answered with exit code 2 and the right name."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from amago.agent import list_registered_agents
 from amago.cli.app import app
+from amago.envs.exploration import list_registered_explorations
+from amago.nets.traj_encoders import list_registered_traj_encoders
+from amago.nets.tstep_encoders import list_registered_tstep_encoders
 
 OPTIONS = [
     "--env-arg",
@@ -34,6 +39,19 @@ OPTIONS = [
     "--gin",
     "--set",
 ]
+# Every name that the packages register, in this version or a later one.
+BUILTIN_NAMES = {
+    "agent",
+    "multitask",
+    "ff",
+    "cnn",
+    "identity",
+    "rnn",
+    "transformer",
+    "mamba",
+    "egreedy",
+    "bilevel",
+}
 
 
 def amago_run(*arguments: str) -> Result:
@@ -58,6 +76,22 @@ def test_options_of_train_are_grouped() -> None:
         assert f"╭─ {panel} " in shown
     for option in OPTIONS:
         assert f" {option} " in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "registered"),
+    [
+        ("--agent", list_registered_agents),
+        ("--tstep-encoder", list_registered_tstep_encoders),
+        ("--traj-encoder", list_registered_traj_encoders),
+        ("--exploration", list_registered_explorations),
+    ],
+)
+def test_help_lists_the_names_that_are_registered(option: str, registered: Callable[[], list[str]]) -> None:
+    named = re.search(rf" {option} +NAME +[^:]+: ([a-z, ]+)\.", words(amago_run("train", "--help")))
+    assert named
+    # Other tests register names of their own, so there may be more.
+    assert set(named[1].split(", ")) == set(registered()) & BUILTIN_NAMES
 
 
 @pytest.mark.parametrize(

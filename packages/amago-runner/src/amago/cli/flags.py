@@ -58,7 +58,7 @@ Actors = Annotated[
 ]
 
 AgentName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="agent, multitask.", rich_help_panel=_AGENT)
+    str | None, typer.Option(metavar="NAME", help="How it learns: agent.", rich_help_panel=_AGENT)
 ]
 TstepEncoder = Annotated[
     str | None,
@@ -66,9 +66,7 @@ TstepEncoder = Annotated[
 ]
 TrajEncoder = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="The memory: transformer, rnn, mamba, ff, identity.", rich_help_panel=_AGENT
-    ),
+    typer.Option(metavar="NAME", help="The memory: transformer, rnn, ff, identity.", rich_help_panel=_AGENT),
 ]
 MemorySize = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Width of the memory.", rich_help_panel=_AGENT)
@@ -88,7 +86,8 @@ MaxSeqLen = Annotated[
 ]
 
 Exploration = Annotated[
-    str | None, typer.Option(metavar="NAME", help="egreedy, bilevel.", rich_help_panel=_COLLECTING)
+    str | None,
+    typer.Option(metavar="NAME", help="Noise on actions: egreedy, bilevel.", rich_help_panel=_COLLECTING),
 ]
 TimestepsPerEpoch = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Steps of each actor.", rich_help_panel=_COLLECTING)
