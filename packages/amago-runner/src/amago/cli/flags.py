@@ -50,7 +50,12 @@ EnvArg = Annotated[
     ),
 ]
 Mode = Annotated[
-    EnvMode | None, typer.Option(help="Step in this process or in workers.", rich_help_panel=_ENVIRONMENT)
+    EnvMode | None,
+    typer.Option(
+        metavar="MODE",
+        help="sync: in this process; async: in workers; already_vectorized.",
+        rich_help_panel=_ENVIRONMENT,
+    ),
 ]
 Actors = Annotated[
     int | None,
