@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import wandb
 
 from amago.tracking import JsonlTracker, MultiTracker, TensorboardTracker, Tracker, WandbTracker
 
@@ -103,6 +104,7 @@ def test_wandb_works_offline_and_goes_on_with_a_run(tmp_path, monkeypatch) -> No
     assert tracker._run.project == "from-the-environment"
     tracker.close()
     tracker.close()
+    wandb.teardown()  # a process of wandb's own writes the file; when it has ended, the file is complete
     files = list((tmp_path / "wandb_logs").rglob(f"*{run_id}.wandb"))
     assert files
     assert b"val/Average" in files[0].read_bytes()
