@@ -63,8 +63,26 @@ def test_a_learner_with_an_empty_buffer_waits_and_uses_up_no_epoch(
     learner.start()
     learner.learn()
     assert watcher.epochs_begun == [0, 1]
-    assert learner.counters.gradient_steps == 8
+    assert learner.counters.gradient_steps == updates_of_all_epochs(learner)
     assert learner.counters.env_steps == 0
+
+
+def updates_of_all_epochs(learner: Experiment) -> int:
+    return int(learner.epochs) * learner.train_batches_per_epoch
+
+
+def spin_through_epochs(learner: Experiment) -> None:
+    """The fault: an epoch without data passes without learning."""
+    for epoch in range(int(learner.epochs)):
+        if learner.dataset.ready_for_training:
+            learner._learn_epoch(epoch)
+
+
+def test_spinning_through_epochs_would_learn_nothing(make_experiment: MakeExperiment) -> None:
+    learner = switch_async_mode(make_experiment(), "learn")
+    learner.start()
+    spin_through_epochs(learner)
+    assert learner.counters.gradient_steps != updates_of_all_epochs(learner)
 
 
 @pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")

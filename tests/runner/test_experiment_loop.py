@@ -192,11 +192,15 @@ def test_evaluate_test_saves_whole_episodes(make_experiment: MakeExperiment, tmp
     assert all(len(np.load(path)["rews"]) == 6 for path in files)
 
 
-def test_wandb_offline_needs_no_network(
+def test_wandb_offline_needs_no_network_and_a_resumed_run_stays_the_same_run(
     make_experiment: MakeExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    experiment = run(make_experiment(epochs=1, log_to_wandb=True, wandb_project="tests"))
-    experiment.close()
-    assert list((experiment.run_dir / "wandb_logs").rglob("*.wandb"))
+    for epochs, resume in ((1, False), (2, True)):
+        options = {"log_to_wandb": True, "wandb_project": "tests", "resume": resume}
+        experiment = run(make_experiment(epochs=epochs, **options))
+        experiment.close()
+    files = list((experiment.run_dir / "wandb_logs").rglob("*.wandb"))
+    assert len(files) == 2
+    assert len({path.name for path in files}) == 1  # run-{id}.wandb

@@ -199,7 +199,26 @@ def test_acting_step_by_step_equals_a_forward_over_the_whole_history(make_rollou
     assert best[:10] == taken
 
 
-def test_rollouts_in_bf16_act_with_float32_indices(make_rollout: MakeRollout) -> None:
+def dtypes_of_the_actor(rollout: Rollout) -> set[torch.dtype]:
+    """Dtypes that the actor's first layer computes in, over a few steps."""
+    seen: set[torch.dtype] = set()
+    layer = next(module for module in rollout.agent.actor.modules() if isinstance(module, torch.nn.Linear))
+    handle = layer.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
+    rollout.run(timesteps=3)
+    handle.remove()
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_rollouts_follow_mixed_precision_on_their_own_device(make_rollout: MakeRollout) -> None:
+    assert dtypes_of_the_actor(make_rollout(3, 3, autocast=True)) == {torch.bfloat16}
+    assert dtypes_of_the_actor(make_rollout(3, 3, autocast=False)) == {torch.float32}
+    # The fault: one device by name, whatever the agent is on, and in that device's default dtype.
+    with torch.autocast("cuda"):
+        assert dtypes_of_the_actor(make_rollout(3, 3, autocast=False)) != {torch.bfloat16}
+
+
+def test_actions_stay_integers_in_bf16(make_rollout: MakeRollout) -> None:
     rollout = make_rollout(3, 3, autocast=True)
     rollout.run(timesteps=6)
     assert rollout.stats.episodes == 4

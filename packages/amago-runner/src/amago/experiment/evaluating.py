@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from amago.envs import AMAGOEnv
     from amago.experiment.experiment import Experiment
 
+ACROSS_ALL_NAMES = "Average Total Return (Across All Env Names)"
+
 
 class EvaluatedExperiment(CheckpointedExperiment):
     """Evaluates the agent, without exploration, and reports on rollouts."""
@@ -163,6 +165,7 @@ class EvaluatedExperiment(CheckpointedExperiment):
             together.merge(each)
         metrics = together.to_metrics()
         self._notify("on_rollout_end", section, metrics)
+        self._latest_return[section] = metrics.get(ACROSS_ALL_NAMES, math.nan)
         if metrics:
             self.log(metrics, section)
         return metrics

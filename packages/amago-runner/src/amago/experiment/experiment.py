@@ -244,4 +244,6 @@ class Experiment(EvaluatedExperiment):
 
     def _progress_text(self) -> str:
         counters = self.counters
-        return f"{counters.env_steps:,} steps and {counters.gradient_steps:,} updates so far"
+        returns = [f"{name} return {value:.4g}" for name, value in self._latest_return.items()]
+        so_far = f"{counters.env_steps:,} steps and {counters.gradient_steps:,} updates so far"
+        return ", ".join([so_far, *returns])

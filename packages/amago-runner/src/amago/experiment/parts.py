@@ -61,6 +61,7 @@ class ExperimentParts(ExperimentArguments):
         self._loader: BatchLoader | None = None
         self._tracker = MultiTracker([])
         self._reset_due = False
+        self._latest_return: dict[str, float] = {}
         self._batches_seen = 0
         self._steps_before: dict[str, int] = {}
 
