@@ -1,0 +1,190 @@
+"""The agent's loss and gradients against the same mathematics written out, unfactored and in float64."""
+
+import copy
+
+import gin
+import pytest
+import torch
+import torch.nn.functional as F
+
+from amago.agent import Agent, Batch
+from amago.nets.specs import ActionSpec
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+AUXILIARY = [0.3, 0.95]
+
+
+@pytest.fixture(autouse=True)
+def small_networks():
+    gin.clear_config()
+    for key, value in {
+        "FFTstepEncoder.d_hidden": 10,
+        "FFTstepEncoder.d_output": 9,
+        "FFTrajEncoder.d_model": 8,
+        "GRUTrajEncoder.d_hidden": 7,
+        "GRUTrajEncoder.d_output": 6,
+        "Actor.d_hidden": 11,
+        "NCritics.d_hidden": 12,
+        "Multigammas.discrete": AUXILIARY,
+        "Multigammas.continuous": AUXILIARY,
+        "TanhGaussian.std_low": 1e-9,
+        "TanhGaussian.std_high": 1.1e-9,
+    }.items():
+        gin.bind_parameter(key, value)
+    yield
+    gin.clear_config()
+
+
+def critic(agent, state, action):
+    """Values (L, C, G) of one sequence: the networks' layers, one critic at a time."""
+    net, gammas = agent.critics.net, agent.gammas.double()
+    values = []
+    for c in range(agent.num_critics):
+        if agent.discrete:
+            x = state
+        else:
+            horizon = torch.log1p(1.0 / (1.0 - gammas))
+            g = horizon.view(1, -1, 1).expand(len(state), -1, 1)
+            wide = state.unsqueeze(1).expand(-1, len(gammas), -1)
+            x = torch.cat((wide, g, action.clamp(-0.999, 0.999)), dim=-1)
+        for layer in (net.inp_layer, *net.core_layers):
+            x = F.leaky_relu(x @ layer.weight[c] + layer.bias[0, 0, c])
+        x = x @ net.output_layer.weight[c] + net.output_layer.bias[0, 0, c]
+        by_action = agent.discrete
+        values.append((x.view(len(state), len(gammas), -1) * action).sum(-1) if by_action else x.squeeze(-1))
+    return torch.stack(values, dim=1)
+
+
+def policy(actor, state):
+    """Probabilities, or means of a policy without noise: (L, G, A)."""
+    x = actor.base(state).view(len(state), actor.num_gammas, -1)
+    return torch.softmax(x, -1) if actor.discrete else torch.tanh(x.chunk(2, -1)[0])
+
+
+def written_out(agent, batch):
+    """The total loss by a walk over sequences and steps, without PopArt, with all critics in every target."""
+    states, _ = agent.get_state_embedding(batch.obs, batch.rl2s, batch.time_idxs)
+    gammas = agent.gammas.double()
+    actor_terms, critic_terms = [], []
+    for b, length in enumerate(batch.lengths.tolist()):
+        steps = length - 1
+        s, following = states[b, :steps], states[b, 1:length].detach()
+        taken = batch.actions[b, :steps]
+        seen = (
+            taken.clamp(1e-3, 0.99) / taken.clamp(1e-3, 0.99).sum(-1, keepdim=True)
+            if agent.discrete
+            else taken
+        )
+        q = critic(agent, s, seen.unsqueeze(1).expand(-1, len(gammas), -1))  # (T, C, G)
+        with torch.no_grad():
+            after = critic_of(agent.target_critics, agent, following, policy(agent.target_actor, following))
+            after = after.amin(1) if agent.online_coeff > 0 else after.mean(1)  # (T, G)
+            rewards, dones = agent.reward_multiplier * batch.rews[b, :steps], batch.dones[b, :steps].double()
+            targets = torch.zeros_like(after)
+            for t in range(steps):
+                for i in range(agent.n_step):
+                    targets[t] += gammas**i * rewards[t + i]
+                    end = t + i + 1 == steps or i + 1 == agent.n_step
+                    if dones[t + i] or end:
+                        targets[t] += (1 - dones[t + i]) * gammas ** (i + 1) * after[t + i]
+                        break
+        critic_terms.append((q - targets.unsqueeze(1)) ** 2)
+        pi = policy(agent.actor, s)
+        detached = {name: p.detach() for name, p in agent.critics.named_parameters()}
+        values = torch.func.functional_call(
+            WholeCritic(agent), {f"c.{k}": v for k, v in detached.items()}, (s.detach(), pi)
+        )
+        advantage = (q.mean(1) - values.mean(1)).detach()
+        if agent.discrete:
+            logp = (
+                torch.log(pi)
+                .gather(-1, taken.argmax(-1).view(-1, 1, 1).expand(-1, len(gammas), 1))
+                .squeeze(-1)
+            )
+            imitation = -(advantage > 0).double() * logp
+        else:
+            imitation = torch.zeros_like(advantage)
+        online = -values.amin(1)
+        actor_terms.append(agent.online_coeff * online + agent.offline_coeff * imitation)
+    count = sum(batch.lengths.tolist()) - len(batch.lengths)
+    g, c = len(gammas), agent.num_critics
+    actor_loss = torch.cat(actor_terms).sum() / (count * g + 1e-5)
+    critic_loss = torch.cat(critic_terms).sum() / (count * g * c + 1e-5)
+    return actor_loss + agent.critic_loss_weight * critic_loss
+
+
+class WholeCritic(torch.nn.Module):
+    """`critic` as a module, so that its weights can be replaced by detached ones."""
+
+    def __init__(self, agent):
+        super().__init__()
+        self.c = agent.critics
+        object.__setattr__(self, "agent", agent)
+
+    def forward(self, state, action):
+        return critic(self.agent, state, action)
+
+
+def critic_of(critics, agent, state, action):
+    """`critic` with the networks of another ensemble."""
+    own, agent.critics = agent.critics, critics
+    try:
+        return critic(agent, state, action)
+    finally:
+        agent.critics = own
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(
+    ("spec", "coefficients"),
+    [
+        (ActionSpec("discrete", (4,)), {"online_coeff": 0.7, "offline_coeff": 0.4}),
+        (ActionSpec("discrete", (3,)), {"online_coeff": 0.0, "offline_coeff": 1.0}),
+        (ActionSpec("box", (2,)), {"online_coeff": 1.0, "offline_coeff": 0.0}),
+    ],
+    ids=["discrete", "discrete-offline", "box"],
+)
+def test_loss_and_gradients_equal_the_formula(spec, coefficients, n_step, seed):
+    torch.manual_seed(seed)
+    rows, timesteps = 2 + seed, 6 + 2 * seed
+    agent = Agent(
+        obs_space={"a": (3,), "b": (2, 2)},
+        rl2_space=(1 + spec.dim,),
+        action_space=spec,
+        max_seq_len=timesteps,
+        tstep_encoder_type=FFTstepEncoder,
+        traj_encoder_type=GRUTrajEncoder if seed % 2 else FFTrajEncoder,
+        num_critics=3,
+        num_critics_td=3,
+        n_step=n_step,
+        popart=False,
+        **coefficients,
+    )
+    for target in (*agent.target_actor.parameters(), *agent.target_critics.parameters()):
+        target.data += 0.1 * torch.randn_like(target)
+    agent.tstep_encoder.eval()  # running statistics stand still, so that both see the same inputs
+    if spec.kind == "discrete":
+        actions = F.one_hot(torch.randint(spec.dim, (rows, timesteps - 1)), spec.dim).float()
+    else:
+        actions = torch.rand(rows, timesteps - 1, spec.dim) * 2 - 1
+    batch = Batch(
+        obs={"a": torch.randn(rows, timesteps, 3), "b": torch.randn(rows, timesteps, 2, 2)},
+        rl2s=torch.randn(rows, timesteps, 1 + spec.dim),
+        rews=torch.randn(rows, timesteps - 1, 1),
+        dones=torch.rand(rows, timesteps - 1, 1) < 0.2,
+        actions=actions,
+        time_idxs=torch.arange(timesteps).view(1, -1, 1).repeat(rows, 1, 1),
+        lengths=torch.randint(2, timesteps + 1, (rows,)),
+    )
+    exact = copy.deepcopy(agent).double()
+    ours = agent(batch, log_step=False)
+    plain = written_out(exact, batch.map(lambda x: x.double() if x.is_floating_point() else x))
+    torch.testing.assert_close(ours.double(), plain, atol=1e-5, rtol=1e-4)
+    ours.backward()
+    plain.backward()
+    for (name, p), other in zip(agent.named_parameters(), exact.parameters(), strict=True):
+        if p.requires_grad:
+            a, b = (torch.zeros_like(x) if x.grad is None else x.grad for x in (p, other))
+            torch.testing.assert_close(a.double(), b, atol=2e-4, rtol=2e-3, msg=lambda m, n=name: f"{n}: {m}")
