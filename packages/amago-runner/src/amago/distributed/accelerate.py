@@ -7,7 +7,7 @@ checkpoints stay with the run: accelerate's own would advance the schedule once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -60,7 +60,7 @@ class Processes:
         loss.backward()
 
     @contextmanager
-    def local_gradients(self, model: Callable[..., Tensor]) -> Iterator[None]:
+    def local_gradients(self, model: nn.Module) -> Iterator[None]:
         """Backward passes inside do not average gradients: more are to come before the optimizer steps."""
         if self.count == 1:
             yield

@@ -86,9 +86,9 @@ class Learner:
         self.gradient_steps = 0
         self.skipped_updates = 0
         self._processes = processes
-        self._model: Callable[..., Tensor] = processes.wrap(agent)
-        if compile_loss:
-            self._model = torch.compile(self._model)
+        self._model = processes.wrap(agent)
+        # Logged batches run as they are: their diagnostics would be a second program to compile.
+        self._quick_model: Callable[..., Tensor] = torch.compile(self._model) if compile_loss else self._model
         self._schedule = WarmupSchedule(optimizer, lr_warmup_steps)
         self._grad_clip = grad_clip
         self._batches_per_update = batches_per_update
@@ -141,7 +141,7 @@ class Learner:
             if not synchronise:
                 stack.enter_context(self._processes.local_gradients(self._model))
             with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self._autocast):
-                loss = self._model(batch, log_step=log_step)
+                loss = (self._model if log_step else self._quick_model)(batch, log_step=log_step)
             self._processes.backward(loss / self._batches_per_update)
         finite = torch.isfinite(loss.detach())
         self._finite = finite if self._finite is None else self._finite & finite
