@@ -44,16 +44,17 @@ def test_the_statistics_become_those_of_the_targets():
 def unguarded_update(layer, val, mask):
     """The fault: a mean over nothing, or over a NaN, goes straight into the statistics."""
     step = layer.beta / (1.0 - (1.0 - layer.beta) ** (layer._t + 1.0))
-    mean = (val * mask).sum((0, 1, 2)) / mask.sum((0, 1, 2))
-    layer.mu.copy_((1.0 - step) * layer.mu + step * mean)
+    for statistic, numbers in ((layer.mu, val), (layer.nu, val**2)):
+        mean = (numbers * mask).sum((0, 1, 2)) / mask.sum((0, 1, 2))
+        statistic.copy_((1.0 - step) * statistic + step * mean)
 
 
 def finite(layer):
     return all(torch.isfinite(buffer).all() for buffer in layer.buffers())
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_value_that_is_not_finite_does_not_enter_the_statistics(value):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e25])
+def test_a_value_that_is_not_finite_or_has_no_finite_square_does_not_enter_the_statistics(value):
     values = torch.randn(2, 3, 1, 2, 1)
     values[0, 0] = value
     mask = torch.ones_like(values)
@@ -80,6 +81,16 @@ def test_a_batch_without_a_real_step_leaves_the_statistics_alone():
     before = {key: value.clone() for key, value in layer.state_dict().items()}
     layer.update_stats(values, mask=mask)
     torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_values_whose_sum_overflows_leave_the_statistics_of_their_discount_alone():
+    values = torch.full((2, 3, 1, 2, 1), 1.5e19)
+    values[..., 1, :] = 1.0
+    layer = PopArtLayer(2)
+    layer.update_stats(values, mask=torch.ones_like(values))
+    assert finite(layer)
+    assert layer.mu[0].item() == 0.0
+    assert layer.mu[1].item() > 0.4
 
 
 def test_disabled_it_is_the_identity_and_still_has_its_buffers():

@@ -73,27 +73,32 @@ class PopArtLayer(nn.Module):
 
     @torch.no_grad()
     def update_stats(self, val: Tensor, mask: Tensor) -> None:
-        """Move the statistics towards those of `val` (..., G, 1) where `mask` (broadcastable) is true.
+        """Moves the statistics towards those of `val` (..., G, 1) where `mask` (broadcastable) is true.
 
-        Values that are not finite do not count, and a discount without a single value stays as it is. Under
-        data parallelism the statistics are those of the whole batch.
+        Values that are not finite, or whose squares are not, do not count. A discount without a single value,
+        or whose statistics would overflow, stays as it is. Under data parallelism the statistics are those of
+        the whole batch.
         """
         if not self.enabled:
             return
         val = val.float()
-        counted = mask.bool() & torch.isfinite(val)
+        counted = mask.bool() & torch.isfinite(val.square())
         val = torch.where(counted, val, torch.zeros_like(val))
         batch_dims = tuple(range(val.dim() - 2))
-        sums = torch.stack((counted.sum(batch_dims).to(val), val.sum(batch_dims), (val**2).sum(batch_dims)))
+        sums = torch.stack(
+            (counted.sum(batch_dims).to(val), val.sum(batch_dims), val.square().sum(batch_dims))
+        )
         count, total, squares = sum_over_ranks(sums)  # each (G, 1)
-        seen = count > 0
         n = count.clamp(min=1.0)
         t = self._t + 1.0
         step = self.beta / (1.0 - (1.0 - self.beta) ** t)
+        mu = (1.0 - step) * self.mu + step * total / n
+        nu = (1.0 - step) * self.nu + step * squares / n
+        usable = (count > 0) & mu.isfinite() & nu.isfinite()  # (G, 1), decided on the device
         old_sigma, old_mu = self.sigma, self.mu.clone()
-        self.mu.copy_(torch.where(seen, (1.0 - step) * self.mu + step * total / n, self.mu))
-        self.nu.copy_(torch.where(seen, (1.0 - step) * self.nu + step * squares / n, self.nu))
-        self._t.copy_(torch.where(seen, t, self._t))
+        self.mu.copy_(torch.where(usable, mu, self.mu))
+        self.nu.copy_(torch.where(usable, nu, self.nu))
+        self._t.copy_(torch.where(usable, t, self._t))
         new_sigma = self.sigma
         self.w.mul_(old_sigma / new_sigma)
         self.b.copy_((old_sigma * self.b + old_mu - self.mu) / new_sigma)
