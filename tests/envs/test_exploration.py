@@ -184,6 +184,16 @@ def test_discrete_actions_are_replaced_with_probability_eps_by_uniform_ones(amag
     assert not policy_action.any()
 
 
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float32])
+def test_random_bits_are_fair_and_whole_in_any_dtype(amago_env, dtype):
+    wrapper = EpsilonGreedy(amago_env(spaces.MultiBinary(3)), 1.0, 1.0, randomize_eps=False)
+    wrapper.seed_exploration(np.random.default_rng(0))
+    executed = np.concatenate([wrapper.action(np.zeros((1, 3), dtype)) for _ in range(2000)])
+    assert executed.dtype == dtype
+    assert set(executed.ravel().tolist()) == {0, 1}
+    np.testing.assert_allclose(executed.mean(axis=0), 0.5, atol=0.04)
+
+
 @pytest.mark.parametrize("eps", [0.0, 0.2])
 def test_continuous_actions_get_gaussian_noise_of_scale_eps(amago_env, eps):
     wrapper = EpsilonGreedy(amago_env(spaces.Box(-5, 5, (2,), np.float32)), eps, eps, randomize_eps=False)

@@ -193,7 +193,13 @@ def test_lengths_do_not_vary_when_save_len_is_max_seq_len_or_staggering_is_off()
 
 
 @pytest.mark.parametrize(
-    ("save_len", "message"), [(4, "at least max_seq_len"), (7.5, "whole number"), (np.nan, "whole number")]
+    ("save_len", "message"),
+    [
+        (4, "at least max_seq_len"),
+        (7.5, "whole number"),
+        (np.nan, "whole number"),
+        (-np.inf, "whole number"),
+    ],
 )
 def test_a_save_len_of_no_use_is_refused(save_len, message):
     with pytest.raises(ValueError, match=message):

@@ -191,6 +191,15 @@ def test_discrete_actions_begin_at_the_start_of_the_space():
     assert not space.contains(2)
 
 
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.float32])
+def test_whole_numbers_of_any_dtype_are_the_same_action(dtype):
+    codec = make_action_codec(spaces.Discrete(2, start=1), 1)
+    for action, one_hot in ((0, [[1, 0]]), (1, [[0, 1]])):
+        checked = codec.check(np.array([[action]], dtype=dtype))
+        np.testing.assert_array_equal(codec.represent(checked), one_hot)
+        assert codec.to_env(checked) == action + 1
+
+
 def test_a_matrix_of_actions_counts_all_its_numbers():
     space = spaces.Box(-2, 2, (2, 3), np.float32)
     codec = make_action_codec(space, 1)

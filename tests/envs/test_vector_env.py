@@ -284,6 +284,21 @@ def test_actions_of_another_shape_or_kind_are_refused(make, mode):
         env.step(np.full((3, 1), 0.5))
     env.step(np.ones((3, 1), np.float32))
     env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_works_after_closing_but_closing_again(make, mode):
+    env = make(lakes(3), **mode, exploration_wrapper_type=EpsilonGreedy)
+    env.reset()
+    states = env.exploration_state()
     env.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        env.step(np.zeros((3, 1), np.int64))
+    env.close()
+    for call in (
+        env.reset,
+        env.render,
+        env.exploration_state,
+        lambda: env.load_exploration_state(states),
+        lambda: env.step(np.zeros((3, 1), np.int64)),
+    ):
+        with pytest.raises(RuntimeError, match="is closed: make a new one"):
+            call()

@@ -94,7 +94,8 @@ class DiscreteCodec(ActionCodec):
                 item = action.item()
             except (AttributeError, ValueError):
                 item = self._rows(action, 1).item()
-            index = item if isinstance(item, int) else self._whole_number(item)
+            # True and False are ints as well, but as an index they would mark all choices or none.
+            index = int(item) if isinstance(item, int) else self._whole_number(item)
             if not 0 <= index < self.width:
                 raise self._out_of_range(index)
             return index

@@ -170,7 +170,7 @@ def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
             return action
         noisy = action.reshape(num_envs, -1).copy()
         # floor(u * n) is uniform enough for any n an action space can have, and far cheaper than rng.integers.
-        drawn = (rng.random((num_envs, len(sizes))) * sizes).astype(noisy.dtype)
+        drawn = (rng.random((num_envs, len(sizes))) * sizes).astype(np.int64)
         noisy[explores] = drawn[explores]
         replaced: Array = noisy.reshape(action.shape)
         return replaced

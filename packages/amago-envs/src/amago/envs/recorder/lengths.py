@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# so far beyond any episode that sums with it stay within int64
+# So far beyond any episode that sums with it stay within int64
 NEVER = 2**62
 
 
@@ -40,9 +40,9 @@ class PieceLength:
         """
         if max_seq_len < 1:
             raise ValueError(f"max_seq_len must be at least 1, got {max_seq_len}")
-        if isinstance(save_len, float) and math.isinf(save_len) and save_len > 0:
+        if save_len == math.inf:
             return cls(NEVER, NEVER)
-        if math.isnan(save_len) or save_len != int(save_len):
+        if not math.isfinite(save_len) or save_len != int(save_len):
             raise ValueError(f"save_len (traj_save_len) must be a whole number of steps, got {save_len}")
         if save_len < max_seq_len:
             raise ValueError(

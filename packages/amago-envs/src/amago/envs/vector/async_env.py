@@ -179,10 +179,6 @@ class AsyncVectorEnv(BufferedVectorEnv):
         self._closed = True
         self._finalizer()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the vector environment is closed: make a new one")
-
     def _split(self, per_env: Sequence[Any]) -> list[list[Any]]:
         """One entry per environment, by worker."""
         parts: list[list[Any]] = []

@@ -55,10 +55,13 @@ class BufferedVectorEnv:
         self.env_names = self._spread_names(names)
         return self._inputs
 
-    def _check_actions(self, actions: Array) -> None:
-        """Raises unless `actions` fit the action space's shape and kind and the environments were reset."""
+    def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the vector environment is closed: make a new one")
+
+    def _check_actions(self, actions: Array) -> None:
+        """Raises unless `actions` fit the action space's shape and kind and the environments were reset."""
+        self._check_open()
         if not self._was_reset:
             raise RuntimeError("step was called before the first reset: call reset() first")
         expected = self._arrays.policy_actions

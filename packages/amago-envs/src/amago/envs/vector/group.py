@@ -101,9 +101,8 @@ class _Member:
     stop: int
     name: str
     resets_itself: bool
-    info: dict[str, Any] = field(
-        default_factory=dict
-    )  # of the last step, kept for those that reset themselves
+    # Of the last step, kept for those that reset themselves.
+    info: dict[str, Any] = field(default_factory=dict)
     obs: list[tuple[str, Array]] = field(default_factory=list)
     actions: Array = field(default_factory=lambda: np.empty(0))
     rewards: Array = field(default_factory=lambda: np.empty(0))

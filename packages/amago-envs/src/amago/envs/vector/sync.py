@@ -40,6 +40,7 @@ class SyncVectorEnv(BufferedVectorEnv):
             raise
 
     def reset(self, seed: int | None = None) -> PolicyInput:
+        self._check_open()
         return self._after_reset(self._group.reset(self._seeds(seed)))
 
     def step(self, actions: Array) -> VectorStep:
@@ -48,12 +49,15 @@ class SyncVectorEnv(BufferedVectorEnv):
         return self._read_step([(0, notes)] if notes is not None else ())
 
     def render(self) -> None:
+        self._check_open()
         self._group.render()
 
     def exploration_state(self) -> list[ExplorationState]:
+        self._check_open()
         return self._group.exploration_state()
 
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
+        self._check_open()
         self._check_states(states, len(self._rows_per_env) if self._has_exploration else 0)
         if states:
             self._group.load_exploration_state(states)

@@ -19,8 +19,11 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+
 from amago.envs.vector.buffers import Field, StepArrays, block_size, carve
 from amago.envs.vector.group import EnvGroup, ExplorationSetup, MakeEnv
+from amago.hindsight.timestep import Array
 
 STEP, RESET, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = b"s", b"r", b"v", b"g", b"l", b"c"
 PARENT_CHECK_SECONDS = 1.0
@@ -107,6 +110,7 @@ class _Worker:
         self.conn = conn
         self.doing = "being made"
         self.group = EnvGroup(0)
+        self.actions: Array = np.empty(0)
 
     def run(self, setup: WorkerSetup) -> None:
         if setup.gin_bindings is not None:
