@@ -239,10 +239,21 @@ def test_a_finished_run_is_not_resumed_without_more_epochs(lake: tuple[Path, Res
     assert (folder / "summary.json").read_text() == before
 
 
-def test_a_setting_that_cannot_be_leaves_the_run_to_be_replaced_alone(lake: tuple[Path, Result]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        (("--learning-rate", "0"), "learning_rate is 0.0"),
+        (("--set", "Agent.gamma=7"), "gamma must lie between 0 and 1, got 7"),
+        (("--set", "TformerTrajEncoder.n_heads=7"), "d_model must be a multiple of n_heads (7)"),
+        (("--set", "TformerTrajEncoder.pos_emb='learned'"), "max_time_idx"),
+    ],
+)
+def test_a_setting_that_cannot_be_leaves_the_run_to_be_replaced_alone(
+    lake: tuple[Path, Result], setting: tuple[str, str], complaint: str
+) -> None:
     folder, _ = lake
-    said = refused("train", "--overwrite", "--learning-rate", "0", "--run-dir", str(folder.parent))
-    assert "learning_rate is 0.0" in said
+    said = refused("train", "--overwrite", *setting, "--run-dir", str(folder.parent))
+    assert complaint in said
     assert (folder / "summary.json").is_file()
 
 

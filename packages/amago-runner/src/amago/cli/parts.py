@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from amago.agent import BaseAgent
-from amago.cli.environments import EnvFacts
+from amago.cli.environments import EnvFacts, EnvMaker
 from amago.cli.options import UsageProblem
 from amago.cli.recipes import Recipe
 from amago.cli_utils import switch_agent, switch_exploration, switch_traj_encoder, switch_tstep_encoder
@@ -52,6 +54,32 @@ def choose_parts(recipe: Recipe, facts: EnvFacts) -> Parts:
         exploration=exploration,
         bindings=bindings,
     )
+
+
+def try_parts(parts: Parts, maker: EnvMaker, max_seq_len: int) -> None:
+    """Builds agent and exploration once, with gin as it is bound now, and throws them away.
+
+    A setting that cannot be is thus found before anything on disk is touched.
+
+    Raises:
+        UsageProblem: with what the part said of the setting.
+    """
+    env = maker()
+    try:
+        parts.exploration(env)
+        with torch.random.fork_rng():
+            parts.agent(
+                obs_space=env.observation_space,
+                rl2_space=env.rl2_space,
+                action_space=env.action_space,
+                max_seq_len=max_seq_len,
+                tstep_encoder_type=parts.tstep_encoder,
+                traj_encoder_type=parts.traj_encoder,
+            )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageProblem(str(error), "the settings") from error
+    finally:
+        env.close()
 
 
 def _choose_exploration(

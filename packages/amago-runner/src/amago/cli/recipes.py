@@ -120,12 +120,22 @@ QUICKSTART = Recipe(
     timesteps_per_epoch=100,
     batches_per_epoch=100,
     batch_size=24,
-    learning_rate=1e-4,
+    learning_rate=5e-4,
     exploration_share=0.8,
     val_interval=4,
     val_rounds=4,
     ckpt_interval=20,
     eval_episodes=1000,
+    # A lake of nine cells needs no wide networks, and at this size dropout only costs time.
+    gin={
+        "FFTstepEncoder.d_hidden": 128,
+        "FFTstepEncoder.d_output": 64,
+        "TformerTrajEncoder.n_heads": 4,
+        "TformerTrajEncoder.dropout_ff": 0.0,
+        "TformerTrajEncoder.dropout_emb": 0.0,
+        "Actor.d_hidden": 128,
+        "NCritics.d_hidden": 128,
+    },
 )
 QUICKSTART_NAME = "quickstart"
 

@@ -13,7 +13,7 @@ from amago.cli.bindings import apply_bindings, override_bindings, restore_bindin
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, resolve_environment
 from amago.cli.evaluate import fresh_metrics
 from amago.cli.options import UsageProblem
-from amago.cli.parts import Parts, choose_parts
+from amago.cli.parts import Parts, choose_parts, try_parts
 from amago.cli.plots import PICTURE_FILE, draw_runs, read_run
 from amago.cli.progress import TrainingProgress, make_display
 from amago.cli.recipes import Recipe
@@ -82,6 +82,8 @@ def train_run(request: Request, console: Console) -> Summary:
         override_bindings(request.gin_files, request.assignments)
     else:
         apply_bindings(parts.bindings, request.gin_files, request.assignments)
+    assert recipe.max_seq_len is not None
+    try_parts(parts, maker, recipe.max_seq_len)
     progress = TrainingProgress(make_display(console, recipe.epochs), recipe.epochs)
     experiment = build_experiment(request, recipe, parts, maker, facts, progress)
     if not request.resume:
