@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from amago.nets.registry import Registry
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from amago.agent.base import BaseAgent
 
 _AGENTS: Registry[BaseAgent] = Registry("agent")
+_Agent = TypeVar("_Agent", bound="BaseAgent")
 
 
-def register_agent(name: str) -> Callable[[type[BaseAgent]], type[BaseAgent]]:
+def register_agent(name: str) -> Callable[[type[_Agent]], type[_Agent]]:
     """Class decorator: makes an agent available as `name`; raises ValueError if the name is taken."""
     return _AGENTS.register(name)
 
@@ -24,5 +25,5 @@ def get_agent_cls(name: str) -> type[BaseAgent]:
 
 
 def list_registered_agents() -> list[str]:
-    """Names of all registered agents."""
+    """All names, sorted."""
     return _AGENTS.names()

@@ -21,7 +21,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from amago.hindsight.timestep import Array
+
 Space = gym.spaces.Space[Any]
 
 

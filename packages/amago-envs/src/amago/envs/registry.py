@@ -4,10 +4,17 @@ The file stands in amago-nets and, unchanged, in amago-envs, so that neither pac
 """
 
 import difflib
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+Class = TypeVar("Class", bound=type[Any])
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """A hint for error messages, "did you mean 'transformer'? ", or "" if no known name is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 class Registry(Generic[T]):
@@ -21,10 +28,15 @@ class Registry(Generic[T]):
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
 
-    def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Class decorator that enters the class as `name`; raises ValueError if the name is taken."""
+    def register(self, name: str) -> Callable[[Class], Class]:
+        """Class decorator that enters the class as `name`.
 
-        def enter(cls: type[T]) -> type[T]:
+        Raises:
+            ValueError: if another class has the name. The same class, from a module that was loaded again, may
+                take its own name.
+        """
+
+        def enter(cls: Class) -> Class:
             taken = self._classes.get(name)
             if taken is not None and (taken.__module__, taken.__qualname__) != (
                 cls.__module__,
@@ -42,8 +54,7 @@ class Registry(Generic[T]):
         """The class registered as `name`; raises ValueError that suggests the nearest name."""
         if name in self._classes:
             return self._classes[name]
-        near = difflib.get_close_matches(name, self._classes, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, self._classes)
         raise ValueError(f"unknown {self.kind} {name!r}: {hint}registered are {', '.join(self.names())}")
 
     def names(self) -> list[str]:

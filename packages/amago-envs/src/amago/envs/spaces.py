@@ -11,9 +11,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from amago.hindsight.timestep import Array
+
 Space = gym.spaces.Space[Any]
 DEFAULT_KEY = "observation"
 

@@ -1,10 +1,10 @@
 """Activation functions by name, and a learnable one."""
 
-import difflib
-
 import gin
 import torch
 from torch import Tensor, nn
+
+from amago.nets.registry import did_you_mean
 
 # A rational function of degrees 5 and 4 that is nearly a leaky ReLU; Molina et al. 2020, "Padé Activation
 # Units", publish these starting points.
@@ -64,7 +64,6 @@ def activation_switch(activation: str) -> nn.Module:
         ValueError: for another name; suggests the nearest.
     """
     if activation not in _ACTIVATIONS:
-        near = difflib.get_close_matches(str(activation), _ACTIVATIONS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(activation, _ACTIVATIONS)
         raise ValueError(f"unknown activation {activation!r}: {hint}choose from {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[activation]()

@@ -13,7 +13,6 @@
 | "simnorm" | softmax over groups of 8 (Lavoie et al. 2022; Hansen et al. 2024) |
 """
 
-import difflib
 import math
 from collections.abc import Callable
 
@@ -21,6 +20,8 @@ import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from amago.nets.registry import did_you_mean
 
 _EPS = 1e-5
 
@@ -107,8 +108,7 @@ class Normalization(nn.Module):
         super().__init__()
         name = "none" if method is None else method
         if name not in _METHODS:
-            near = difflib.get_close_matches(str(name), _METHODS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, _METHODS)
             raise ValueError(f"unknown normalization {method!r}: {hint}choose from {', '.join(_METHODS)}")
         self.norm = _METHODS[name](d_model)
         if isinstance(self.norm, SimNorm) and d_model % self.norm.dim:

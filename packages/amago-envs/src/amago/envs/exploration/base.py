@@ -1,6 +1,7 @@
 """The base of exploration wrappers and the registry of their names."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -9,9 +10,7 @@ import numpy.typing as npt
 from amago.envs.compat import ForwardingWrapper, find_attribute
 from amago.envs.registry import Registry
 from amago.envs.seeding import stream
-from amago.hindsight.timestep import Timestep
-
-Array = npt.NDArray[Any]
+from amago.hindsight.timestep import Array, Timestep
 
 
 class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
@@ -142,11 +141,12 @@ def _plain(state: Any) -> Any:
     return state
 
 
+_Wrapper = TypeVar("_Wrapper", bound=type[ExplorationWrapper])
 exploration_registry: Registry[ExplorationWrapper] = Registry("exploration strategy")
 
 
-def register_exploration(name: str) -> Any:
-    """Class decorator that lets users choose an exploration wrapper by `name`; ValueError if the name is taken."""
+def register_exploration(name: str) -> Callable[[_Wrapper], _Wrapper]:
+    """Class decorator that makes an exploration wrapper available as `name`; ValueError if the name is taken."""
     return exploration_registry.register(name)
 
 

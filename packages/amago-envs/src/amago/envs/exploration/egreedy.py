@@ -12,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.exploration.base import Array, ExplorationWrapper, register_exploration
+from amago.envs.exploration.base import ExplorationWrapper, register_exploration
+from amago.hindsight.timestep import Array
 
 
 @register_exploration("bilevel")

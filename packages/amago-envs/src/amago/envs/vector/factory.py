@@ -1,11 +1,11 @@
 """`make_vector_env`: one function for every way of stepping environments together."""
 
-import difflib
 import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from amago.envs.registry import did_you_mean
 from amago.envs.vector.async_env import AsyncVectorEnv, default_context
 from amago.envs.vector.group import ExplorationSetup, MakeEnv
 from amago.envs.vector.sync import SyncVectorEnv
@@ -47,8 +47,7 @@ def make_vector_env(
     """
     make_envs = list(make_envs)
     if env_mode not in ENV_MODES:
-        near = difflib.get_close_matches(env_mode, ENV_MODES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(env_mode, ENV_MODES)
         raise ValueError(f"env_mode must be one of {', '.join(ENV_MODES)}, got {env_mode!r}. {hint}".rstrip())
     if not make_envs:
         raise ValueError("make_envs is empty: pass one callable per environment")

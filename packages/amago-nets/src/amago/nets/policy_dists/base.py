@@ -68,6 +68,14 @@ def check_bounds(name: str, low: float, high: float | None) -> None:
         raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
 
 
+def check_clip(clip: tuple[float, float]) -> tuple[float, float]:
+    """The interval as a pair of floats; raises ValueError unless -1 < low < high < 1."""
+    low, high = float(clip[0]), float(clip[1])
+    if not -1.0 < low < high < 1.0:
+        raise ValueError(f"clip_actions_on_log_prob must satisfy -1 < low < high < 1, got {clip!r}")
+    return low, high
+
+
 def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
     """Maps numbers into (low, high), evenly on a logarithmic scale: x = 0 gives the geometric mean.
 

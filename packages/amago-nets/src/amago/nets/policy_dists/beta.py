@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.distributions import Beta as UnitBeta
 from torch.distributions import Distribution, constraints
 
-from amago.nets.policy_dists.base import PolicyOutput, check_bounds, softplus_bounded_positive
-from amago.nets.policy_dists.gaussian import check_clip
+from amago.nets.policy_dists.base import PolicyOutput, check_bounds, check_clip, softplus_bounded_positive
 from amago.nets.utils import add_activation_log
 
 

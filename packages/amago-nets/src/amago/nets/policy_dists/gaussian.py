@@ -19,6 +19,7 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 from amago.nets.policy_dists.base import (
     PolicyOutput,
     check_bounds,
+    check_clip,
     softplus_bounded_positive,
     tanh_bounded_positive,
 )
@@ -221,11 +222,3 @@ class GMM(PolicyOutput):
             validate_args=False,
         )
         return SquashedMixture(mixture, (-_ATANH_LIMIT, _ATANH_LIMIT))
-
-
-def check_clip(clip: tuple[float, float]) -> tuple[float, float]:
-    """The interval as a pair of floats; raises ValueError unless -1 < low < high < 1."""
-    low, high = float(clip[0]), float(clip[1])
-    if not -1.0 < low < high < 1.0:
-        raise ValueError(f"clip_actions_on_log_prob must satisfy -1 < low < high < 1, got {clip!r}")
-    return low, high

@@ -79,12 +79,7 @@ def register_traj_encoder(name: str) -> Callable[[type[_Encoder]], type[_Encoder
     Raises:
         ValueError: if the name is taken.
     """
-
-    def enter(cls: type[_Encoder]) -> type[_Encoder]:
-        _REGISTRY.register(name)(cls)
-        return cls
-
-    return enter
+    return _REGISTRY.register(name)
 
 
 def get_traj_encoder_cls(name: str) -> type[TrajEncoder]:

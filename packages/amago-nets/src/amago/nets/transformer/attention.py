@@ -7,14 +7,16 @@ each row has taken; the step belongs in slot `cache_seqlens % W`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import gin
 from torch import Tensor, nn
 
 from amago import kernels
 
 
-class SelfAttention(nn.Module):
-    """Base class of attention over packed (B, L, 3, H, D).
+class SelfAttention(nn.Module, ABC):
+    """Base class of attention over packed (B, L, 3, H, D). Subclasses override `forward`.
 
     Args:
         causal: whether a position sees only itself and those before it.
@@ -26,6 +28,7 @@ class SelfAttention(nn.Module):
         self.causal = causal
         self.dropout = dropout
 
+    @abstractmethod
     def forward(
         self,
         qkv: Tensor,
@@ -34,7 +37,6 @@ class SelfAttention(nn.Module):
         cache_seqlens: Tensor | None = None,
     ) -> Tensor:
         """(B, L, 3, H, D) -> (B, L, H, D)."""
-        raise NotImplementedError(f"{type(self).__name__} must implement forward")
 
     def _attend(
         self,
@@ -70,9 +72,6 @@ class VanillaAttention(SelfAttention):
         dropout: of the attention weights, in training.
     """
 
-    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
-        super().__init__(causal=causal, dropout=dropout)
-
     def forward(
         self,
         qkv: Tensor,
@@ -93,6 +92,9 @@ class FlashAttention(SelfAttention):
         dropout: of the attention weights, in training.
         window_size: (left, right) steps that a position sees before and after itself; -1 for no limit. With
             causal attention the right one does not matter; without, both must be equal.
+
+    Raises:
+        ValueError: for unequal sides without causal attention.
     """
 
     def __init__(

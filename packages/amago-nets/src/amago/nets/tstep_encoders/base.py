@@ -81,12 +81,7 @@ def register_tstep_encoder(name: str) -> Callable[[type[_Encoder]], type[_Encode
     Raises:
         ValueError: if the name is taken.
     """
-
-    def enter(cls: type[_Encoder]) -> type[_Encoder]:
-        _REGISTRY.register(name)(cls)
-        return cls
-
-    return enter
+    return _REGISTRY.register(name)
 
 
 def get_tstep_encoder_cls(name: str) -> type[TstepEncoder]:

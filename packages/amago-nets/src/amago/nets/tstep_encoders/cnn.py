@@ -3,7 +3,6 @@
 Shapes: B batch, L timesteps, A action width; images (H, W, C) or (C, H, W).
 """
 
-import difflib
 import math
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, DrQv2Aug, NatureishCNN
 from amago.nets.ff import Normalization
+from amago.nets.registry import did_you_mean
 from amago.nets.specs import as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
 from amago.nets.utils import add_activation_log, symlog
@@ -110,8 +110,7 @@ def _image_shape(obs_space: Any, obs_key: str) -> tuple[int, int, int]:
     """The shape of the image at `obs_key`; ValueError that says what there is instead."""
     spec = as_obs_spec(obs_space)
     if obs_key not in spec:
-        near = difflib.get_close_matches(obs_key, list(spec), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(obs_key, spec)
         raise ValueError(f"obs_key={obs_key!r} is no observation: {hint}there are {', '.join(sorted(spec))}")
     shape = spec[obs_key].shape
     if len(shape) != 3:

@@ -3,7 +3,6 @@
 Shapes: B batch, L timesteps, A action width, D features of all observations together.
 """
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from amago.nets.ff import MLP, Normalization
 from amago.nets.input_norm import InputNorm
+from amago.nets.registry import did_you_mean
 from amago.nets.specs import ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
 from amago.nets.utils import add_activation_log
@@ -95,8 +95,7 @@ def _chosen_keys(spec: ObsSpec, wanted: Sequence[str] | None) -> list[str]:
     """The observation keys to use, in alphabetical order; ValueError for an unknown one."""
     for key in wanted or ():
         if key not in spec:
-            near = difflib.get_close_matches(str(key), list(spec), n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(key, spec)
             raise ValueError(
                 f"specify_obs_keys names {key!r}, which is no observation: {hint}"
                 f"there are {', '.join(sorted(spec))}"
