@@ -1,9 +1,10 @@
 """Off-policy actor-critic agents for long sequences.
 
 - `agent`: `Agent`, the algorithm; `base`: `BaseAgent`, its interface and encoders.
-- `batch`: the training batch.
+- `acting`: from distributions to the actions that environments take.
+- `batch`: the training batch; `transitions`: its real transitions side by side.
 - `losses`, `returns`, `targets`, `filters`, `gammas`: the mathematics as functions of tensors.
-- `registry`: agents by name.
+- `diagnostics`: metrics of an update; `registry`: agents by name.
 """
 
 from amago.agent.agent import Agent

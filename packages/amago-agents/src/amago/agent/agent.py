@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from amago.agent import losses
+from amago.agent.acting import choose_actions
 from amago.agent.base import BaseAgent
 from amago.agent.batch import Batch
-from amago.agent.diagnostics import grad_norm, masked_extremes
+from amago.agent.diagnostics import extremes, grad_norm
 from amago.agent.filters import binary_filter
 from amago.agent.gammas import Multigammas
 from amago.agent.registry import register_agent
@@ -68,6 +69,8 @@ class Agent(BaseAgent):
         ValueError: if a setting is out of range, or `online_coeff` > 0 meets a policy whose samples carry no
             gradient.
     """
+
+    gammas: Tensor
 
     def __init__(
         self,
@@ -130,10 +133,8 @@ class Agent(BaseAgent):
         self.init_actor_critic()
         self.init_extra_networks()
 
-    gammas: Tensor
-
     def _check_settings(self) -> None:
-        """Raise ValueError for settings outside their ranges."""
+        """Raises ValueError for settings outside their ranges."""
         if not 1 <= self.num_critics_td <= self.num_critics:
             raise ValueError(
                 f"num_critics_td must lie between 1 and num_critics ({self.num_critics}), "
@@ -154,10 +155,8 @@ class Agent(BaseAgent):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
-    # Construction
-
     def init_actor_critic(self) -> None:
-        """Build actor, critics and their targets."""
+        """Builds actor, critics and their targets."""
         sizes: dict[str, Any] = {
             "state_dim": self.state_dim,
             "action_dim": self.action_dim,
@@ -200,22 +199,18 @@ class Agent(BaseAgent):
         kept = {key: value for key, value in state_dict.items() if not key.startswith("maximized_critics.")}
         return super().load_state_dict(kept, strict=strict, assign=assign)
 
-    # Target networks
-
     def _target_pairs(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Parameters of the target networks and of the networks that they follow."""
         targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
         return targets, [*self.actor.parameters(), *self.critics.parameters()]
 
     def hard_sync_targets(self) -> None:
-        """Copy the online networks into their targets."""
+        """Copies the online networks into their targets."""
         move_towards(*self._target_pairs(), tau=1.0)
 
     def soft_sync_targets(self) -> None:
-        """Move the targets by `tau` towards the online networks."""
+        """Moves the targets by `tau` towards the online networks."""
         move_towards(*self._target_pairs(), tau=self.tau)
-
-    # Acting
 
     def get_actions(
         self,
@@ -231,17 +226,7 @@ class Agent(BaseAgent):
                 obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=hidden_state
             )
             dist = self.actor(states, straight_from_obs=self._direct_obs(obs))
-            if self.discrete:
-                actions = _choose(dist.probs[:, :, -1], sample)
-            elif self.multibinary:
-                bits = dist.sample() if sample else dist.probs > 0.5
-                actions = bits[:, :, -1].to(torch.int8)
-            elif self.action_spec.kind == "multidiscrete":
-                probs = dist.probs[:, :, -1].split(self.action_spec.sizes, dim=-1)
-                actions = torch.cat([_choose(p, sample) for p in probs], dim=-1)
-            else:
-                actions = (dist.sample() if sample else dist.mean)[:, :, -1].float()
-        return actions, hidden_state
+            return choose_actions(dist, self.action_spec, sample), hidden_state
 
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor gets without the encoders."""
@@ -252,27 +237,24 @@ class Agent(BaseAgent):
             raise ValueError(f"pass_obs_keys_to_actor names {missing}, but the observation has {sorted(obs)}")
         return {key: obs[key] for key in self.pass_obs_keys_to_actor}
 
-    # Learning
-
     def forward(self, batch: Batch, log_step: bool) -> Tensor:
         """Actor loss + `critic_loss_weight` * critic loss, each a mean over the real transitions."""
         self.update_info = {}
         log = self.update_info if log_step else None
         t = self._gather(batch, log)
-        learns_values = not self.fake_filter or self.online_coeff > 0
-        zero = t.state.new_zeros(())
-        q_values, critic_loss = (None, zero)
-        if learns_values:
+        q_values, critic_loss = None, t.state.new_zeros(())
+        if not self.fake_filter or self.online_coeff > 0:
             q_values = self._q_values(t, log)
-            critic_loss = self._masked(self._critic_loss(batch, t, q_values, log), batch, t, "critic")
-        actor_loss = self._masked(self._actor_loss(t, q_values, log), batch, t, "actor")
+            critic_losses = self._critic_loss(batch, t, q_values, log)
+            critic_loss = self._masked(critic_losses, batch, t, self.edit_critic_mask)
+        actor_loss = self._masked(self._actor_loss(t, q_values, log), batch, t, self.edit_actor_mask)
         loss = actor_loss + self.critic_loss_weight * critic_loss
         if log is not None:
             self._log_losses(log, batch, t, loss, actor_loss, critic_loss)
         return loss
 
     def _gather(self, batch: Batch, log: dict[str, Any] | None) -> Transitions:
-        """Encode the batch and pick its real transitions."""
+        """Encodes the batch and picks its real transitions."""
         states = self.encode_batch(batch, log)
         return Transitions.of(
             batch,
@@ -283,7 +265,10 @@ class Agent(BaseAgent):
         )
 
     def _q_values(self, t: Transitions, log: dict[str, Any] | None) -> Tensor:
-        """Raw values of the recorded actions (1, n, C, G, 1), before PopArt."""
+        """Raw values of the recorded actions (1, n, C, G, 1), before PopArt.
+
+        Where one pass of the critics gives the values of every action, they are kept in `t` for the policy's.
+        """
         action = t.action.unsqueeze(2).expand(-1, -1, len(self.gammas), -1).unsqueeze(0)  # (1, 1, n, G, A)
         critics = self._critics_of_every_action()
         if critics is not None:
@@ -333,7 +318,7 @@ class Agent(BaseAgent):
         targets = self.td_targets(batch, t)
         self.popart.update_stats(targets, mask=torch.ones_like(targets, dtype=torch.bool))
         if log is not None:
-            log["Min TD Target"], log["Max TD Target"] = masked_extremes(targets)
+            log["Min TD Target"], log["Max TD Target"] = extremes(targets)
             self._log_values(log, q_values)
         predictions = self.popart(q_values)
         return losses.critic_regression_loss(predictions, self.popart.normalize_values(targets))
@@ -395,13 +380,14 @@ class Agent(BaseAgent):
         # A mean over bits keeps the loss of wide binary actions in the range of the others.
         return log_prob.mean(-1, keepdim=True) if self.multibinary else log_prob.sum(-1, keepdim=True)
 
-    def _masked(self, loss: Tensor, batch: Batch, t: Transitions, which: str) -> Tensor:
+    def _masked(
+        self, loss: Tensor, batch: Batch, t: Transitions, edit_mask: Callable[[Batch, Tensor, Tensor], Tensor]
+    ) -> Tensor:
         """The mean of a loss over real transitions, (1, n, ..., G, 1) -> (), after the subclass's mask hook."""
         full = spread(loss.float(), t.places, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask
         mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full)
-        edit = self.edit_actor_mask if which == "actor" else self.edit_critic_mask
-        return masked_avg(full, edit(batch, full, mask))
+        return masked_avg(full, edit_mask(batch, full, mask))
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -414,8 +400,6 @@ class Agent(BaseAgent):
         q = self._q_values(t, None).mean(dim=-3)
         v = self._policy_values(t, dist).mean(0).mean(dim=-3)
         return spread(q, t.places, batch), spread(v, t.places, batch)
-
-    # Metrics
 
     def _log_values(self, log: dict[str, Any], q_values: Tensor) -> None:
         """Values of the acting discount in units of returns, and PopArt's statistics."""
@@ -446,10 +430,3 @@ class Agent(BaseAgent):
             "Critic Grad Norm": grad_norm(self.critics.parameters()),
         }
         return {**heads, **super().get_grad_norms()}
-
-
-def _choose(probs: Tensor, sample: bool) -> Tensor:
-    """An index per row: probabilities (B, 1, N) -> int64 (B, 1, 1)."""
-    if not sample:
-        return probs.argmax(dim=-1, keepdim=True)
-    return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)

@@ -65,7 +65,7 @@ class BaseAgent(nn.Module, ABC):
         self.init_encoders()
 
     def init_encoders(self) -> None:
-        """Build `tstep_encoder` and `traj_encoder`."""
+        """Builds `tstep_encoder` and `traj_encoder`."""
         self.tstep_encoder = self.tstep_encoder_type(obs_space=self.obs_space, rl2_space=self.rl2_space)
         self.traj_encoder = self.traj_encoder_type(
             tstep_dim=self.tstep_encoder.emb_dim, max_seq_len=self.max_seq_len
@@ -132,10 +132,10 @@ class BaseAgent(nn.Module, ABC):
         return [p for p in self.parameters() if p.requires_grad]
 
     def hard_sync_targets(self) -> None:
-        """Copy the online networks into their targets."""
+        """Copies the online networks into their targets."""
 
     def soft_sync_targets(self) -> None:
-        """Move the targets a step towards the online networks."""
+        """Moves the targets a step towards the online networks."""
 
     def get_grad_norms(self) -> dict[str, Tensor]:
         """Gradient norms of the parts, by the name they are logged under."""
@@ -149,7 +149,7 @@ class BaseAgent(nn.Module, ABC):
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
     def reset_hidden_state(self, hidden_state: Any, dones: Tensor | np.ndarray | Sequence[bool]) -> Any:
-        """Forget the rows whose episode ended; `dones` is one bool per row."""
+        """Forgets the rows whose episode ended; `dones` is one bool per row."""
         return self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:

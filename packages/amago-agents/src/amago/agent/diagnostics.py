@@ -17,7 +17,7 @@ def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return norm
 
 
-def masked_extremes(x: Tensor) -> tuple[Tensor, Tensor]:
+def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest number of `x`; NaN if it is empty."""
     if x.numel() == 0:
         nan = torch.full((), float("nan"), device=x.device)

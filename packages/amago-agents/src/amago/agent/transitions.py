@@ -49,7 +49,7 @@ class Transitions:
         reward_multiplier: float,
         direct_obs: dict[str, Tensor] | None,
     ) -> Transitions:
-        """Pick the transitions of `batch`, whose timesteps were encoded as `states` (B, T+1, S)."""
+        """Picks the transitions of `batch`, whose timesteps were encoded as `states` (B, T+1, S)."""
         places = batch.real_transitions()
         now = places + places // batch.length  # the same places among the B * (T+1) timesteps
 

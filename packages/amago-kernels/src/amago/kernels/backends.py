@@ -42,7 +42,7 @@ _operations: dict[str, list[Implementation]] = {}
 
 
 def register(operation: str, implementations: Sequence[Implementation]) -> None:
-    """Enter the implementations of an operation in the order in which "auto" tries them."""
+    """Enters the implementations of an operation in the order in which "auto" tries them."""
     _operations[operation] = list(implementations)
 
 

@@ -43,7 +43,7 @@ register(
 
 
 def _check_options(window: int | None, sink: int, logit_clip: float | None) -> None:
-    """Raise ValueError for options outside their ranges."""
+    """Raises ValueError for options outside their ranges."""
     if window is not None and window < 0:
         raise ValueError(f"window must be None or at least 0 (steps back that are seen), got {window}")
     if sink < 0:
@@ -53,7 +53,7 @@ def _check_options(window: int | None, sink: int, logit_clip: float | None) -> N
 
 
 def _check_same(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless q, k and v are (B, L, H, D) of one shape, dtype and device."""
+    """Raises ValueError unless q, k and v are (B, L, H, D) of one shape, dtype and device."""
     if q.dim() != 4:
         raise ValueError(f"q must be (batch, length, heads, head dim), got shape {tuple(q.shape)}")
     for name, other in (("k", k), ("v", v)):
@@ -136,7 +136,7 @@ def attention_step(
     scale: float | None = None,
     backend: str | Backend | None = None,
 ) -> Tensor:
-    """Write one timestep's key and value of every row into the cache and attend to what the cache holds.
+    """Writes one timestep's key and value of every row into the cache and attends to what the cache holds.
 
     Equal to `attention` over each row's history in which every position sees its last W steps (itself
     included), W being the cache's size. The cache's lengths do not move: layers that share them call

@@ -51,9 +51,9 @@ class RingCache:
         return self.keys.shape[1]
 
     def advance(self) -> None:
-        """Count the step that was just written by `attention_step`."""
+        """Counts the step that was just written by `attention_step`."""
         self.lengths += 1
 
     def reset(self, rows: Tensor) -> None:
-        """Forget the given rows (indices or a bool mask (B,)): what their slots hold is never seen again."""
+        """Forgets the given rows (indices or a bool mask (B,)): what their slots hold is never seen again."""
         self.lengths[rows] = 0

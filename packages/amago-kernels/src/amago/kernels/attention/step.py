@@ -17,7 +17,7 @@ from amago.kernels.attention.sdpa import heads_first
 
 
 def _write(k: Tensor, v: Tensor, cache: RingCache) -> Tensor:
-    """Put this step's key and value into every row's next slot; returns the slots (B,)."""
+    """Puts this step's key and value into every row's next slot; returns the slots (B,)."""
     slots = cache.lengths % cache.window
     rows = torch.arange(len(slots), device=slots.device)
     cache.keys[rows, slots] = k[:, 0].to(cache.keys.dtype)

@@ -137,7 +137,7 @@ class TformerTrajEncoder(TrajEncoder):
         hidden_state: transformer.TformerHiddenState | None,
         dones: Tensor | np.ndarray | Sequence[bool],
     ) -> transformer.TformerHiddenState | None:
-        """Forget the rows whose episode ended; `dones` is one bool per row."""
+        """Forgets the rows whose episode ended; `dones` is one bool per row."""
         if hidden_state is not None:
             hidden_state.reset(dones)
         return hidden_state

@@ -73,9 +73,9 @@ class TformerHiddenState:
         return self.key_cache[layer], self.val_cache[layer], self.seq_lens
 
     def reset(self, idxs: Tensor | np.ndarray | Sequence[int] | Sequence[bool]) -> None:
-        """Forget the given rows: indices, or one bool per row."""
+        """Forgets the given rows: indices, or one bool per row."""
         self.seq_lens[torch.as_tensor(idxs, device=self.seq_lens.device)] = 0
 
     def update(self) -> None:
-        """Count the step that all layers have just written."""
+        """Counts the step that all layers have just written."""
         self.seq_lens += 1

@@ -48,7 +48,7 @@ class SigmaReparam(nn.Linear):
         self._divided_from: tuple[int, ...] = ()
 
     def _power_iteration(self) -> None:
-        """Move u and v one step towards the leading singular vectors."""
+        """Moves u and v one step towards the leading singular vectors."""
         with torch.no_grad():
             self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
             self.v.copy_(F.normalize(self.weight.T @ self.u, dim=0))

@@ -61,7 +61,7 @@ class Transformer(nn.Module):
     def forward(
         self, seq: Tensor, pos_idxs: Tensor, hidden_state: TformerHiddenState | None = None
     ) -> tuple[Tensor, TformerHiddenState | None]:
-        """Map (B, L, inp_dim) at positions (B, L) to (B, L, d_model).
+        """Maps (B, L, inp_dim) at positions (B, L) to (B, L, d_model).
 
         With a hidden state the timesteps are appended to it one after the other.
         """
