@@ -1,12 +1,15 @@
 """SequenceWrapper and EnvCreator: environments that record themselves without a vector environment."""
 
 import pickle
+import shutil
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from amago.envs import AMAGOEnv, EnvCreator, EpsilonGreedy, SequenceWrapper
 from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.recorder import TrajectoryWriteError
 from amago.hindsight import load_trajectory, parse_filename
 
 STAY = np.zeros((1, 1), np.int64)
@@ -112,6 +115,23 @@ def test_a_trajectory_can_be_finished_by_hand(tmp_path):
     second = load_trajectory(sorted(tmp_path.iterdir())[1])
     assert second.time_idxs[:, 0].tolist() == [0, 3]
     np.testing.assert_array_equal(second.obs["observation"][0], start.obs["observation"][0])
+
+
+def test_closing_closes_the_environment_even_if_its_files_cannot_be_written(tmp_path):
+    class NotesClosing(gym.Wrapper):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    inner = NotesClosing(MetaFrozenLake(size=3))
+    wrapper = SequenceWrapper(AMAGOEnv(inner, "lake"), tmp_path / "buffer")
+    wrapper.reset()
+    wrapper.step(STAY)
+    shutil.rmtree(tmp_path / "buffer")
+    with pytest.warns(UserWarning, match="lost"), pytest.raises(TrajectoryWriteError):
+        wrapper.close()
+    assert inner.closed
 
 
 def test_the_creator_makes_recording_environments_with_exploration_and_can_be_sent_elsewhere(tmp_path):

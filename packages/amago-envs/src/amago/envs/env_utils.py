@@ -32,6 +32,8 @@ Inputs = tuple[dict[str, Array], Array, Array]
 
 
 class _VectorAdapter(gym.Env[Inputs, Array]):
+    """A vector environment behind the methods of a gymnasium environment."""
+
     def __init__(self, vector_env: VectorEnv) -> None:
         self.vector_env = vector_env
         self.num_envs = vector_env.num_envs

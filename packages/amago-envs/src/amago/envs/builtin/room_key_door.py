@@ -29,8 +29,8 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
         size: side of the room, at least 2.
         max_episode_steps: steps of one visit.
         meta_rollout_horizon: steps of the whole rollout, moves back to the start included.
-        start_location, key_location, goal_location: "random" (drawn per room, apart from the others) or (x,
-            y).
+        start_location, key_location, goal_location: "random" (drawn per room, apart from the others), or the
+            cell (x, y).
         randomize_actions: shuffle the meaning of the five actions (-y, -x, +y, +x, stay) in each room.
 
     Raises:

@@ -1,5 +1,4 @@
-"""The steps of all rows whose piece of an episode is not written yet, in a few arrays of shape (time, row,
-...).
+"""The steps of all rows whose piece of an episode is not written yet, in a few arrays (time, row, ...).
 
 A step is a handful of copies of whole batches, whatever the number of rows; a row is only looked at when its
 piece ends. Memory is that of the longest unfinished piece, times the rows, at most doubled twice.
@@ -26,7 +25,7 @@ class UnfinishedPieces:
     def __init__(self, inputs: PolicyInput) -> None:
         num_rows, rl2_width = inputs.rl2s.shape
         self._capacity = FIRST_CAPACITY
-        # row t: the timestep at slot t, and the transition from slot t to slot t + 1
+        # Row t: the timestep at slot t, and the transition from slot t to slot t + 1
         self._obs = {
             key: np.empty((self._capacity, *array.shape), array.dtype) for key, array in inputs.obs.items()
         }
@@ -118,8 +117,7 @@ class UnfinishedPieces:
         )
 
     def finished_pieces(self, step: VectorStep) -> Iterator[tuple[int, FrozenTraj]]:
-        """(row, piece) of every row whose episode ended in `step`, with its final observation as the last
-        one.
+        """(row, piece) of every row whose episode ended in `step`; the piece ends with its final observation.
 
         The current timestep of those rows already belongs to the next episode.
         """

@@ -22,10 +22,10 @@ from amago.hindsight.trajectory import FrozenTraj
 class TrajectoryRecorder:
     """Receives every step of a vector environment; every transition ends up in exactly one file.
 
-    A piece of an episode is written when the episode ends or at its drawn length; the next piece of the same
-    episode begins with the last timestep of the one before, its rl2 and time index kept. Files are written in
-    a background thread. A failed write raises `TrajectoryWriteError` at the next `add` or `flush`; the piece
-    is kept and retried, and the step that was being added is recorded all the same.
+    A piece of an episode is written when the episode ends, at its drawn length, or by `cut`; the next piece of
+    the same episode begins with the last timestep of the one before, its rl2 and time index kept. Files are
+    written in a background thread. A failed write raises `TrajectoryWriteError` at the next `add` or `flush`;
+    the piece is kept and retried, and the step that was being added is recorded all the same.
 
     Args:
         num_envs: N, rows of the vector environment.
@@ -196,8 +196,10 @@ class TrajectoryRecorder:
             self._steps_of_names = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, the number of the next file and the random state, all JSON-able. Unfinished pieces are
-        not in it: `cut` and reset before a checkpoint."""
+        """Counters, the number of the next file and the random state, all JSON-able.
+
+        Unfinished pieces are not in it: `cut` and reset before a checkpoint.
+        """
         return {
             "total_frames": self.total_frames,
             "frames_by_env_name": self.frames_by_env_name,

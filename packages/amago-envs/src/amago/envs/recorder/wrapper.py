@@ -89,8 +89,9 @@ class SequenceWrapper(ForwardingWrapper):
         return timestep, info
 
     def step(self, action: Any) -> StepResult:  # type: ignore[override]  # one value per environment
-        """Steps and records; rows of a batched environment that finished return their next episode's
-        timestep.
+        """Steps and records.
+
+        Rows of a batched environment that finished return the first timestep of their next episode.
 
         Raises:
             TrajectoryWriteError: if a file could not be written; the step is recorded all the same.
@@ -182,10 +183,16 @@ class SequenceWrapper(ForwardingWrapper):
         return name
 
     def close(self) -> None:
-        """Writes what is unfinished and closes the environment."""
-        self.recorder.cut()
-        self.recorder.close()
-        super().close()
+        """Writes what is unfinished and closes the environment, whether or not it could be written.
+
+        Raises:
+            TrajectoryWriteError: if a file could not be written.
+        """
+        try:
+            self.recorder.cut()
+            self.recorder.close()
+        finally:
+            super().close()
 
 
 def _policy_input(timestep: Timestep) -> PolicyInput:

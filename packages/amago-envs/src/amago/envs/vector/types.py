@@ -108,8 +108,8 @@ class VectorEnv(Protocol):
 
 
 class EnvWorkerError(RuntimeError):
-    """An environment raised in its worker process, or the process died; the vector environment is then
-    closed.
+    """An environment raised in its worker process, or the process died.
 
-    The message holds the environment's number and name, the action, and the traceback of the worker.
+    The vector environment is closed then. The message holds the environment's number and name, the action, and
+    the traceback of the worker.
     """
