@@ -111,7 +111,8 @@ def _array_spec(value: Any) -> ArraySpec:
     action = _action_spec(value)
     if action is not None and action.kind in ("discrete", "multidiscrete"):
         return ArraySpec((action.dim,))
-    if hasattr(value, "shape"):
+    # Composite spaces have the attribute too, but it is None.
+    if getattr(value, "shape", None) is not None:
         return ArraySpec(tuple(value.shape), str(getattr(value, "dtype", "float32")))
     raise TypeError(f"cannot tell the shape of {value!r}: give a shape like (3,), an ArraySpec or a space")
 

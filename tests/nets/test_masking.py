@@ -1,0 +1,47 @@
+"""Which timesteps are real, and means over those alone."""
+
+import contextlib
+
+import pytest
+import torch
+
+from amago.nets.masking import (
+    MAGIC_PAD_VAL,
+    current_timestep_mask,
+    mask_from_filler,
+    masked_avg,
+    timestep_mask,
+)
+
+
+def test_a_timestep_is_padding_if_all_of_it_is_filler():
+    x = torch.tensor([[[4.0, 4.0], [4.0, 1.0], [0.0, 0.0]]])
+    assert mask_from_filler(x)[..., 0].tolist() == [[False, True, True]]
+    assert MAGIC_PAD_VAL == 4.0
+
+
+def test_masked_positions_do_not_count_whatever_they_hold():
+    x = torch.tensor([[1.0, 3.0], [float("nan"), float("inf")]])
+    mask = torch.tensor([[True], [False]])
+    assert masked_avg(x, mask).item() == pytest.approx(2.0, abs=1e-4)
+
+
+def test_masked_positions_get_no_gradient():
+    x = torch.tensor([2.0, float("inf")], requires_grad=True)
+    masked_avg(x.square(), torch.tensor([True, False])).backward()
+    assert x.grad[0].item() == pytest.approx(4.0, abs=1e-3)
+
+
+def test_a_mean_over_nothing_is_zero():
+    assert masked_avg(torch.ones(3), torch.zeros(3, dtype=torch.bool)).item() == 0.0
+
+
+def test_the_mask_is_known_within_its_context_only_even_if_it_is_left_by_an_error():
+    outer, inner = torch.ones(1, 2, 1, dtype=torch.bool), torch.zeros(1, 2, 1, dtype=torch.bool)
+    assert current_timestep_mask() is None
+    with timestep_mask(outer):
+        with contextlib.suppress(RuntimeError), timestep_mask(inner):
+            assert current_timestep_mask() is inner
+            raise RuntimeError
+        assert current_timestep_mask() is outer
+    assert current_timestep_mask() is None
