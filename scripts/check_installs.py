@@ -41,6 +41,10 @@ SIBLINGS = {
 WITHOUT_TORCH = {"envs"}
 CONSTRAINTS = {"pinned": "constraints.txt", "oldest": "constraints-oldest.txt", "newest": None}
 TEST_TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "numpy", "safetensors")
+SPACES_TO_READ = {
+    "nets": ("gymnasium",),
+    "agents": ("gymnasium",),
+}  # their tests read real spaces; they do without
 SHARED_TEST_FILES = (
     "conftest.py",
     "pyproject.toml",
@@ -172,7 +176,7 @@ def check_package(package: str, work: Path, torch_links: Path, *, versions: str,
         run([work / "venv" / "bin" / "amago-run", "--help"], cwd=work)
         check_user_script(python, work)
 
-    run([*pip_install, *TEST_TOOLS], cwd=work)
+    run([*pip_install, *TEST_TOOLS, *SPACES_TO_READ.get(package, ())], cwd=work)
     if not needs_torch and "torch" in installed_names(python):
         raise SystemExit(f"amago-{package} is for use without torch, but its environment has one")
     copy_tests(package, work / "outside")
