@@ -1,6 +1,7 @@
 """The Transformer: golden numbers, cached inference, and what its parts promise."""
 
 import gin
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,22 @@ def test_several_steps_can_be_appended_to_the_hidden_state_at_once():
         first, hidden = encoder(xs[:, :4], times[:, :4], hidden_state=hidden)
         second, hidden = encoder(xs[:, 4:], times[:, 4:], hidden_state=hidden)
         torch.testing.assert_close(torch.cat((first, second), dim=1), encoder(xs, times)[0], **CLOSE)
+
+
+@pytest.mark.parametrize("as_type", [torch.tensor, np.array, list])
+@pytest.mark.parametrize("dtype", [bool, int])
+def test_a_reset_forgets_the_rows_that_ended_and_no_others(as_type, dtype):
+    encoder = TformerTrajEncoder(5, 4, **SMALL).eval()
+    hidden = encoder.init_hidden_state(3, "cpu")
+    hidden.seq_lens += 2
+    hidden = encoder.reset_hidden_state(hidden, as_type([dtype(done) for done in (True, False, True)]))
+    assert hidden.seq_lens.tolist() == [0, 2, 0]
+
+
+def test_a_reset_for_another_number_of_rows_is_refused():
+    encoder = TformerTrajEncoder(5, 4, **SMALL)
+    with pytest.raises(ValueError, match="one bool for each of 3 rows, got 2"):
+        encoder.reset_hidden_state(encoder.init_hidden_state(3, "cpu"), [True, False])
 
 
 def test_a_causal_encoder_does_not_see_the_future_and_another_does():

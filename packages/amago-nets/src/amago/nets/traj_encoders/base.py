@@ -69,6 +69,18 @@ class TrajEncoder(nn.Module, ABC):
         """
 
 
+def rows_that_ended(dones: Any, num_rows: int, device: torch.device) -> Tensor:
+    """`dones`, an array, tensor or list with one truth value per row, as a bool tensor (B,) on `device`.
+
+    Raises:
+        ValueError: for another number of rows.
+    """
+    ended = torch.as_tensor(dones, dtype=torch.bool, device=device).reshape(-1)
+    if len(ended) != num_rows:
+        raise ValueError(f"dones must hold one bool for each of {num_rows} rows, got {len(ended)}")
+    return ended
+
+
 _REGISTRY: Registry[TrajEncoder] = Registry("trajectory encoder")
 _Encoder = TypeVar("_Encoder", bound=TrajEncoder)
 

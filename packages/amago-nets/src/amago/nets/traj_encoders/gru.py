@@ -3,11 +3,10 @@
 from typing import Any
 
 import gin
-import torch
 from torch import Tensor, nn
 
 from amago.nets.ff import Normalization
-from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder, rows_that_ended
 from amago.nets.utils import add_activation_log
 
 
@@ -48,15 +47,11 @@ class GRUTrajEncoder(TrajEncoder):
         return self.d_output
 
     def reset_hidden_state(self, hidden_state: Tensor | None, dones: Any) -> Tensor | None:
-        """Zeroes the rows with True in `dones` (B,), an array, tensor or list of bool."""
+        """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
         if hidden_state is None:
             return None
-        ended = torch.as_tensor(dones, dtype=torch.bool, device=hidden_state.device).reshape(1, -1, 1)
-        if ended.shape[1] != hidden_state.shape[1]:
-            raise ValueError(
-                f"dones must hold one bool for each of {hidden_state.shape[1]} rows, got {ended.shape[1]}"
-            )
-        return hidden_state.masked_fill(ended, 0.0)
+        ended = rows_that_ended(dones, hidden_state.shape[1], hidden_state.device)
+        return hidden_state.masked_fill(ended.view(1, -1, 1), 0.0)
 
     def forward(
         self,

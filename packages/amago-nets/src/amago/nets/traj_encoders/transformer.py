@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amago.nets import transformer
-from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder, rows_that_ended
 from amago.nets.utils import add_activation_log
 
 if TYPE_CHECKING:
@@ -137,9 +137,10 @@ class TformerTrajEncoder(TrajEncoder):
         hidden_state: transformer.TformerHiddenState | None,
         dones: Tensor | np.ndarray | Sequence[bool],
     ) -> transformer.TformerHiddenState | None:
-        """Forgets the rows whose episode ended; `dones` is one bool per row."""
+        """Forgets the rows whose episode ended; `dones` is one bool per row, ValueError for another number."""
         if hidden_state is not None:
-            hidden_state.reset(dones)
+            lengths = hidden_state.seq_lens
+            hidden_state.reset(rows_that_ended(dones, len(lengths), lengths.device))
         return hidden_state
 
     def forward(
