@@ -191,6 +191,15 @@ def test_get_values_filters_as_training_does(make_agent, make_batch):
     torch.testing.assert_close(weights.mean(), agent.update_info["Filter Mean"])
 
 
+def test_looking_at_values_changes_nothing(make_agent, make_batch):
+    torch.manual_seed(0)
+    agent = make_agent(encoder="transformer")
+    before = {key: value.clone() for key, value in agent.state_dict().items()}
+    agent.get_values(make_batch())
+    assert agent.training
+    torch.testing.assert_close(agent.state_dict(), before, rtol=0, atol=0)
+
+
 def test_targets_are_of_the_scale_of_rewards_times_the_multiplier(make_agent, make_batch):
     torch.manual_seed(0)
     agent = make_agent(reward_multiplier=7.0)

@@ -394,11 +394,17 @@ class Agent(BaseAgent):
         """Q(s, a) of the recorded actions and V(s), each (B, T, G, 1), 0 in padding.
 
         Means over the critics of their raw outputs: `fbc_filter_func(q - v)` is the weight that training gives.
+        Computed in eval mode, so that looking at values moves no statistics.
         """
-        t = self._gather(batch, None)
-        dist = self.actor(t.state, straight_from_obs=t.direct_obs)
-        q = self._q_values(t, None).mean(dim=-3)
-        v = self._policy_values(t, dist).mean(0).mean(dim=-3)
+        was_training = self.training
+        self.eval()
+        try:
+            t = self._gather(batch, None)
+            dist = self.actor(t.state, straight_from_obs=t.direct_obs)
+            q = self._q_values(t, None).mean(dim=-3)
+            v = self._policy_values(t, dist).mean(0).mean(dim=-3)
+        finally:
+            self.train(was_training)
         return spread(q, t.places, batch), spread(v, t.places, batch)
 
     def _log_values(self, log: dict[str, Any], q_values: Tensor) -> None:
