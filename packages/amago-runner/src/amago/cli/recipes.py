@@ -118,9 +118,9 @@ QUICKSTART = Recipe(
     actors=16,
     epochs=40,
     timesteps_per_epoch=100,
-    batches_per_epoch=90,
+    batches_per_epoch=75,
     batch_size=24,
-    learning_rate=5e-4,
+    learning_rate=7e-4,
     exploration_share=0.8,
     val_interval=4,
     val_rounds=4,
@@ -133,8 +133,8 @@ QUICKSTART = Recipe(
         "TformerTrajEncoder.n_heads": 4,
         "TformerTrajEncoder.dropout_ff": 0.0,
         "TformerTrajEncoder.dropout_emb": 0.0,
-        "Actor.d_hidden": 128,
-        "NCritics.d_hidden": 128,
+        "Actor.d_hidden": 64,
+        "NCritics.d_hidden": 64,
     },
 )
 QUICKSTART_NAME = "quickstart"
