@@ -54,8 +54,10 @@ $(INSTALLED): pyproject.toml constraints.txt $(PACKAGE_PATHS:%=%/pyproject.toml)
 train: setup  ## train the quickstart: MetaFrozenLake, results in runs/quickstart
 	$(BIN)/amago-run train --overwrite $(ARGS)
 
+# The previous action and reward are one step of memory, and enough to adapt a little, so the control does not see them.
 train-control: setup runs/quickstart/summary.json  ## the same without memory; draws both in docs/quickstart.png
-	$(BIN)/amago-run train --overwrite --traj-encoder ff --run-name quickstart-control $(ARGS)
+	$(BIN)/amago-run train --overwrite --run-name quickstart-control \
+		--traj-encoder ff --set FFTstepEncoder.hide_rl2s=True $(ARGS)
 	$(BIN)/amago-run compare quickstart quickstart-control --out docs/quickstart.png
 
 runs/quickstart/summary.json: | setup
