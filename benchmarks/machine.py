@@ -23,7 +23,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The checked-out commit, with a plus where the work tree differs from it."""
+    """The checked-out commit, with a plus where the packages differ from it."""
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     changed = subprocess.run(
         ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
