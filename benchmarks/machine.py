@@ -26,7 +26,7 @@ def commit() -> str:
     """The checked-out commit, with a plus where the packages differ from it."""
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
+        ["git", "status", "--porcelain", "packages"], cwd=ROOT, capture_output=True, text=True
     )
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
