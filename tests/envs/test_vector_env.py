@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import gin
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -222,8 +223,20 @@ def test_there_is_no_exploration_state_without_exploration(make):
             env.load_exploration_state([{}])
 
 
+@pytest.fixture
+def gin_bindings():
+    gin.clear_config()
+    yield gin.bind_parameter
+    gin.clear_config()
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_processes_that_inherit_nothing_receive_environments_and_gin_bindings(make, method):
+@pytest.mark.parametrize("zero", [0.0, np.float32(0.0)], ids=["literal", "object"])
+def test_processes_that_inherit_nothing_receive_environments_and_gin_bindings(
+    make, gin_bindings, method, zero
+):
+    gin_bindings("EpsilonGreedy.eps_start", zero)
+    gin.parse_config("no_noise = 0.0\nEpsilonGreedy.eps_end = %no_noise")
     make_env = partial(AMAGOEnv, MetaFrozenLake(size=3), "lake")
     env = make(
         [make_env] * 2,
@@ -231,12 +244,18 @@ def test_processes_that_inherit_nothing_receive_environments_and_gin_bindings(ma
         envs_per_worker=2,
         mp_context=method,
         exploration_wrapper_type=EpsilonGreedy,
-        gin_bindings="EpsilonGreedy.eps_start = 0.0\nEpsilonGreedy.eps_end = 0.0\nUnknown.parameter = 1",
     )
     env.reset()
     for action in range(5):
         step = env.step(np.full((2, 1), action))
         np.testing.assert_array_equal(step.actions.argmax(1), [action] * 2)
+
+
+def test_a_gin_binding_that_cannot_be_sent_to_a_worker_is_named_with_the_remedy(gin_bindings):
+    gin_bindings("EpsilonGreedy.eps_start", lambda: 1.0)
+    make_env = partial(AMAGOEnv, MetaFrozenLake(size=3), "lake")
+    with pytest.raises(ValueError, match=r"EpsilonGreedy\.eps_start.*top level.*mp_context='fork'"):
+        make_vector_env([make_env], env_mode="async", mp_context="spawn")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gin
-
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv, make_vector_env
 from amago.loading import DiskTrajDataset, RLDataset
@@ -68,7 +66,6 @@ def build_environments(
         role="env" if training else "eval",
         mp_context=arguments.async_env_mp_context,
         envs_per_worker=arguments.envs_per_worker,
-        gin_bindings=gin.config_str() or None,
     )
     if vector_env.num_envs != arguments.parallel_actors:
         rows = vector_env.num_envs

@@ -21,6 +21,7 @@ from typing import Any
 
 from amago.envs.vector.base import BufferedVectorEnv
 from amago.envs.vector.buffers import StepArrays, block_size, carve, layout, open_shared_block
+from amago.envs.vector.configuration import bindings_for_workers
 from amago.envs.vector.group import ExplorationSetup, GroupSpec, MakeEnv, StepNotes, common_spec
 from amago.envs.vector.types import EnvWorkerError, ExplorationState, PolicyInput, VectorStep
 from amago.envs.vector.worker import (
@@ -47,13 +48,12 @@ class AsyncVectorEnv(BufferedVectorEnv):
     Args:
         groups: the callables of each worker's environments.
         exploration: wrapped around each environment.
-        context: how processes start.
-        gin_bindings: parsed by workers that do not inherit them.
+        context: how processes start; those that inherit nothing receive gin's bindings.
         seed, rank, role: name the random streams of the environments.
 
     Raises:
         EnvWorkerError: if an environment cannot be made.
-        ValueError: if the environments have different spaces.
+        ValueError: if the environments have different spaces, or cannot be sent to their processes.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class AsyncVectorEnv(BufferedVectorEnv):
         exploration: ExplorationSetup,
         context: BaseContext,
         *,
-        gin_bindings: str | None,
         seed: int | None,
         rank: int,
         role: str,
     ) -> None:
         self._envs_per_group = [len(group) for group in groups]
+        gin_bindings = [] if context.get_start_method() == "fork" else bindings_for_workers()
         self._has_exploration = exploration.wrapper_type is not None
         self._conns: list[Connection] = []
         self._processes: list[BaseProcess] = []

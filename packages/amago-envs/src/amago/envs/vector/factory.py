@@ -24,7 +24,6 @@ def make_vector_env(
     role: str = "env",
     mp_context: str | None = None,
     envs_per_worker: int | None = None,
-    gin_bindings: str | None = None,
 ) -> VectorEnv:
     """Environments that are stepped together.
 
@@ -39,7 +38,6 @@ def make_vector_env(
         mp_context: "fork", "spawn" or "forkserver" (async only); "fork" by default where there is one.
         envs_per_worker: environments in one process (async only); by default as many as spread them evenly
             over the processor cores.
-        gin_bindings: gin configuration for workers that do not inherit it (spawn, forkserver).
 
     Raises:
         ValueError: for an unknown mode or context, no callables, or more than one for "already_vectorized".
@@ -67,7 +65,6 @@ def make_vector_env(
         _spread(make_envs, envs_per_worker),
         exploration,
         context,
-        gin_bindings=None if context.get_start_method() == "fork" else gin_bindings,
         seed=seed,
         rank=rank,
         role=role,

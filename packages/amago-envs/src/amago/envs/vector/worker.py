@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from amago.envs.vector.buffers import Field, StepArrays, block_size, carve
+from amago.envs.vector.configuration import SentBinding, bind_received
 from amago.envs.vector.group import EnvGroup, ExplorationSetup, MakeEnv
 from amago.hindsight.timestep import Array
 
@@ -37,13 +38,13 @@ class WorkerSetup:
         make_envs: one callable per environment of this worker.
         first_index: number of the first of them among all environments.
         exploration: wrapped around each of them.
-        gin_bindings: parsed first, in processes that do not inherit the bindings of the main process.
+        gin_bindings: bound first, in processes that do not inherit the bindings of the main process.
     """
 
     make_envs: Sequence[MakeEnv]
     first_index: int
     exploration: ExplorationSetup
-    gin_bindings: str | None = None
+    gin_bindings: Sequence[SentBinding] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,12 +114,8 @@ class _Worker:
         self.actions: Array = np.empty(0)
 
     def run(self, setup: WorkerSetup) -> None:
-        if setup.gin_bindings is not None:
-            import gin
-
-            import amago.envs  # noqa: F401 (registers what the bindings name)
-
-            gin.parse_config(setup.gin_bindings, skip_unknown=True)
+        if setup.gin_bindings:
+            bind_received(setup.gin_bindings)
         self.group.first_index = setup.first_index
         self.group.make(setup.make_envs, setup.exploration)
         self.conn.send_bytes(pickle.dumps(self.group.spec))
