@@ -101,12 +101,75 @@ def test_seeds_reach_the_environment():
 def test_other_things_than_gymnasium_environments_are_refused():
     with pytest.raises(TypeError, match="not a gymnasium"):
         AMAGOEnv(object(), env_name="x")
+    with pytest.raises(TypeError, match="env_name is 3"):
+        AMAGOEnv(gym.make("CartPole-v1"), env_name=3)
     with pytest.raises(ValueError, match="batched_envs is 0"):
         AMAGOEnv(gym.make("CartPole-v1"), batched_envs=0)
     unbounded = gym.make("CartPole-v1").unwrapped
     unbounded.action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     with pytest.raises(ValueError, match="unbounded"):
         AMAGOEnv(unbounded)
+
+
+class KeepsToItself(gym.Wrapper):
+    """Its `reset` takes no arguments, as tutorials often write it."""
+
+    def reset(self):
+        return self.env.reset()
+
+
+def test_an_environment_whose_reset_takes_no_seed_is_seeded_through_np_random():
+    env = AMAGOEnv(KeepsToItself(gym.make("CartPole-v1")), env_name="CartPole")
+    with pytest.warns(UserWarning, match=r"KeepsToItself\.reset\(\) takes no seed.*seed=None"):
+        first = env.reset(seed=5)[0].obs["observation"]
+    assert (env.reset()[0].obs["observation"] != first).any()
+    np.testing.assert_array_equal(env.reset(seed=5)[0].obs["observation"], first)
+    with pytest.raises(TypeError, match="options"):
+        env.reset(options={"easy": True})
+
+
+class Returns(gym.Env):
+    """Returns from `reset` and `step` what it is given."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, from_reset=None, from_step=None):
+        self.from_reset = (np.zeros(2, np.float32), {}) if from_reset is None else from_reset
+        self.from_step = from_step
+
+    def reset(self, *, seed=None, options=None):
+        return self.from_reset
+
+    def step(self, action):
+        return self.from_step
+
+
+def test_results_in_the_form_of_the_older_gym_are_refused_with_the_remedy():
+    obs = np.zeros(2, np.float32)
+    with pytest.raises(TypeError, match=r"reset\(\) of environment 'old' returned a ndarray.*shimmy"):
+        AMAGOEnv(Returns(from_reset=obs), env_name="old").reset()
+    env = AMAGOEnv(Returns(from_step=(obs, 1.0, False, {})), env_name="old")
+    env.reset()
+    with pytest.raises(TypeError, match=r"step\(\) of environment 'old' returned 4 results.*shimmy"):
+        env.step(np.array([[0]]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_results_may_be_arrays_of_one_number():
+    obs = np.zeros(2, np.float32)
+    env = AMAGOEnv(Returns(from_step=(obs, np.array([2.0]), np.array([True]), np.array(False), {})), "arrays")
+    env.reset()
+    _, reward, terminated, truncated, _ = env.step(np.array([[0]]))
+    assert (reward.tolist(), terminated.tolist(), truncated.tolist()) == ([2.0], [True], [False])
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_is_an_error_that_names_the_environment(reward):
+    env = AMAGOEnv(Returns(from_step=(np.zeros(2, np.float32), reward, False, False, {})), "broken")
+    env.reset()
+    with pytest.raises(ValueError, match=r"'broken' returned the reward .* in step \[1\]"):
+        env.step(np.array([[0]]))
 
 
 # Names

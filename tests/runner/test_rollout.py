@@ -222,3 +222,38 @@ def test_actions_stay_integers_in_bf16(make_rollout: MakeRollout) -> None:
     rollout = make_rollout(3, 3, autocast=True)
     rollout.run(timesteps=6)
     assert rollout.stats.episodes == 4
+
+
+class DividesByZero(FixedLengthEnv):
+    """Observes NaN from its third step on."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs * (np.nan if self.time > 2 else 1.0), reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    "action_space", [gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,))], ids=["discrete", "continuous"]
+)
+def test_an_observation_that_is_not_finite_is_an_error_that_names_the_environment(
+    small_nets: None, action_space: Any
+) -> None:
+    def make() -> AMAGOEnv:
+        env = DividesByZero(9)
+        env.action_space = action_space
+        return AMAGOEnv(env, env_name="broken")
+
+    envs = make_vector_env([make], env_mode="sync", seed=0)
+    agent = Agent(
+        obs_space=envs.observation_space,
+        rl2_space=envs.rl2_space,
+        action_space=envs.action_space,
+        max_seq_len=8,
+        tstep_encoder_type=FFTstepEncoder,
+        traj_encoder_type=GRUTrajEncoder,
+    )
+    with pytest.raises(
+        ValueError, match=r"observation 'observation' of environment 0 \('broken'\) is not finite"
+    ):
+        Rollout(agent, envs, device=CPU).run(timesteps=9)
+    envs.close()

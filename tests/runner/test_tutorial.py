@@ -131,6 +131,23 @@ def test_1_meta_rl_environments_reset_themselves_and_log_by_attempt(tmp_path: Pa
     assert metrics["Average Total Return in meta"] == 10.0
 
 
+class TutorialsOwnMetaRLEnv(MyMetaRLEnv):
+    """The same with the signature that the tutorial gives it."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        return super().reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*takes no seed:UserWarning")
+def test_1_meta_rl_environments_may_take_no_seed(tmp_path: Path) -> None:
+    def make() -> AMAGOEnv:
+        return AMAGOEnv(
+            TutorialsOwnMetaRLEnv(gymnasium.make("CartPole-v1", max_episode_steps=5)), env_name="meta"
+        )
+
+    assert train(small_experiment(tmp_path, make_train_env=make, make_val_env=make)).counters.env_steps == 40
+
+
 class VectorizedCounter(gym.Env[np.ndarray, np.ndarray]):
     """An environment that steps a whole batch itself, as the tutorial's gymnax wrapper does."""
 

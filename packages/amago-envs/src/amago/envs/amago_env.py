@@ -6,6 +6,10 @@ are left to the caller: an episode that ended is reset by the vector environment
 E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action representation.
 """
 
+import functools
+import inspect
+import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +62,7 @@ class AMAGOEnv(ForwardingWrapper):
         rl2_space: Box of shape (1 + A,): previous reward, previous action.
 
     Raises:
-        TypeError: if `env` is no gymnasium environment, or for spaces that are not supported.
+        TypeError: if `env` is no gymnasium environment, `env_name` no text, or for spaces that are not supported.
         ValueError: for an unbounded Box of actions, or `batched_envs` below 1.
     """
 
@@ -71,6 +75,8 @@ class AMAGOEnv(ForwardingWrapper):
             )
         if int(batched_envs) < 1:
             raise ValueError(f"batched_envs is {batched_envs}; it counts environments and must be at least 1")
+        if env_name is not None and not isinstance(env_name, str):
+            raise TypeError(f"env_name is {env_name!r}, must be a text, or None to ask the environment")
         super().__init__(env)
         self.batched_envs = int(batched_envs)
         self._env_name = env_name
@@ -112,8 +118,33 @@ class AMAGOEnv(ForwardingWrapper):
     def inner_reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the wrapped environment: `(observation, info)` in its own form. Made to be overridden."""
-        return self.env.reset(seed=seed, options=options)
+        """Resets the wrapped environment: `(observation, info)` in its own form. Made to be overridden.
+
+        An environment whose `reset` takes no seed is reset without one, and its `np_random` is seeded instead.
+        """
+        arguments: dict[str, Any] = {"seed": seed, "options": options}
+        for name in self._unknown_to_reset:
+            if arguments[name] is None:
+                del arguments[name]
+        if seed is not None and "seed" in self._unknown_to_reset:
+            del arguments["seed"]
+            self.env.unwrapped.np_random = np.random.default_rng(seed)
+        return self.env.reset(**arguments)
+
+    @functools.cached_property
+    def _unknown_to_reset(self) -> list[str]:
+        """Which of gymnasium's arguments the environment's own `reset` does not take; warns of a missing seed."""
+        parameters = inspect.signature(self.env.reset).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return []
+        unknown = [name for name in ("seed", "options") if name not in parameters]
+        if "seed" in unknown:
+            warnings.warn(
+                f"{type(self.env).__name__}.reset() takes no seed, so episodes repeat only as far as their "
+                "randomness comes from np_random: let it be reset(self, *, seed=None, options=None)",
+                stacklevel=2,
+            )
+        return unknown
 
     def inner_step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the wrapped environment; action and results in its own form. Made to be overridden."""
@@ -130,8 +161,11 @@ class AMAGOEnv(ForwardingWrapper):
 
         Returns:
             The first timestep, with reward, action, time and terminal zero, and the environment's info.
+
+        Raises:
+            TypeError: if the environment returns anything but `(observation, info)`.
         """
-        obs, info = self.inner_reset(seed=seed, options=options)
+        obs, info = self._parts("reset", self.inner_reset(seed=seed, options=options), "(observation, info)")
         num_envs = self.batched_envs
         self._time_idx = np.zeros(num_envs, dtype=np.int64)
         timestep = Timestep(
@@ -156,29 +190,51 @@ class AMAGOEnv(ForwardingWrapper):
             `create_reset_version` is where the next one begins.
 
         Raises:
-            ValueError: if the action is outside of `action_space`, or the observation not what its space says.
+            ValueError: if the action is outside of `action_space`, the observation not what its space says, or the
+                reward not finite.
+            TypeError: if the environment returns anything but gymnasium's five results.
         """
         codec = self._codec
         checked = codec.check(action)
         prev_action = self.make_action_rep(action) if self._own_action_rep else codec.represent(checked)
-        obs, raw_reward, raw_terminated, raw_truncated, info = self.inner_step(codec.to_env(checked))
+        obs, raw_reward, raw_terminated, raw_truncated, info = self._parts(
+            "step",
+            self.inner_step(codec.to_env(checked)),
+            "(observation, reward, terminated, truncated, info)",
+        )
         num_envs = self.batched_envs
         if num_envs == 1:
             reward = np.empty(1, dtype=np.float32)
             terminated = np.empty(1, dtype=np.bool_)
             truncated = np.empty(1, dtype=np.bool_)
-            reward[0] = raw_reward
-            terminated[0] = raw_terminated
-            truncated[0] = raw_truncated
+            reward[0] = _single("reward", raw_reward)
+            terminated[0] = _single("terminated", raw_terminated)
+            truncated[0] = _single("truncated", raw_truncated)
+            finite = math.isfinite(reward.item())
             self._time_idx = time_idx = self._time_idx + 1
         else:
             reward = _row_values("reward", raw_reward, np.float32, num_envs)
             terminated = _row_values("terminated", raw_terminated, np.bool_, num_envs)
             truncated = _row_values("truncated", raw_truncated, np.bool_, num_envs)
+            finite = bool(np.isfinite(reward).all())
             time_idx = self._time_idx + 1
             self._time_idx = np.where(terminated | truncated, 0, time_idx)
+        if not finite:
+            raise ValueError(
+                f"environment {self.env_name!r} returned the reward {raw_reward} in step {time_idx.tolist()} of "
+                "its episode; rewards must be finite in float32, as policies see them and learn from them"
+            )
         timestep = Timestep(self._map_obs(obs), prev_action, reward, time_idx, terminated, num_envs)
         return timestep, reward, terminated, truncated, info
+
+    def _parts(self, method: str, result: Any, form: str) -> tuple[Any, ...]:
+        if isinstance(result, tuple) and len(result) == form.count(",") + 1:
+            return result
+        shown = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise TypeError(
+            f"{method}() of environment {self.env_name!r} returned {shown}, and gymnasium's {method}() returns "
+            f"{form}: an environment of the older gym interface can be converted with the shimmy package"
+        )
 
     def map_observation(self, observation: Any) -> dict[str, Array]:
         """An observation of the wrapped environment as the arrays (E, *shape) of `observation_space`."""
@@ -209,6 +265,11 @@ class AMAGOEnv(ForwardingWrapper):
             }
         index = np.asarray(rows, dtype=np.int64)
         return {key: array[index] for key, array in self._map_obs(reported).items()}
+
+
+def _single(name: str, value: Any) -> Any:
+    """A result of one environment, which may come as an array of one number."""
+    return _row_values(name, value, value.dtype, 1)[0] if type(value) is np.ndarray else value
 
 
 def _row_values(name: str, values: Any, dtype: Any, num_envs: int) -> npt.NDArray[Any]:

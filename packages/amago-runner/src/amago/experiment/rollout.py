@@ -134,9 +134,26 @@ class Rollout:
         return step
 
     def _act(self, sample: bool) -> npt.NDArray[Any]:
-        """The agent's actions, (N, ...) as the vector environment takes them."""
+        """The agent's actions, (N, ...) as the vector environment takes them.
+
+        Raises:
+            ValueError: an observation is not finite, and so no action could be drawn or the action is neither.
+        """
         inputs = self._inputs
         assert inputs is not None
+        try:
+            actions = self._ask_agent(inputs, sample)
+        except (RuntimeError, ValueError) as error:
+            if (problem := self._nonfinite(inputs)) is not None:
+                raise ValueError(problem) from error
+            raise
+        if actions.dtype.kind == "f" and not np.isfinite(actions).all():
+            raise ValueError(
+                self._nonfinite(inputs) or "the agent's actions are not finite: its weights are not"
+            )
+        return actions
+
+    def _ask_agent(self, inputs: PolicyInput, sample: bool) -> npt.NDArray[Any]:
         with (
             torch.inference_mode(),
             torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast),
@@ -150,6 +167,19 @@ class Rollout:
             )
         array: npt.NDArray[Any] = actions.squeeze(1).cpu().numpy()
         return array
+
+    def _nonfinite(self, inputs: PolicyInput) -> str | None:
+        """Which observation that the agent saw is NaN or infinite, if one is."""
+        for key, rows in inputs.obs.items():
+            finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+            if not finite.all():
+                row = int(np.argmin(finite))
+                name = self.vector_env.env_names[row]
+                return (
+                    f"observation {key!r} of environment {row} ({name!r}) is not finite: {rows[row]}; correct "
+                    "what the environment returns"
+                )
+        return None
 
     def _one_step(self, array: npt.NDArray[Any]) -> Tensor:
         """A batch as sequences of length one, (N, 1, ...): a view of the array if the agent is on the CPU."""
