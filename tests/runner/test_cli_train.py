@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from amago.cli.app import app
 from amago.cli.environments import EnvMaker
+from amago.experiment import Experiment
 from amago.experiment.run_file import read_run
 
 TINY = [
@@ -269,6 +270,39 @@ def test_only_a_run_is_ever_overwritten(tmp_path: Path) -> None:
     notes.write_text("mine")
     assert "holds something that is no run" in refused("train", "--overwrite", "--run-dir", str(tmp_path))
     assert notes.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_and_a_missing_include_are_answered_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    answer = refused("train", "CartPole-v1", *TINY, "--run-dir", str(tmp_path / "file"))
+    assert "--run-dir" in answer
+    assert "cannot be made" in answer
+    (tmp_path / "settings.gin").write_text('include "elsewhere.gin"\n')
+    answer = refused(
+        "train", "CartPole-v1", *TINY, "--run-dir", str(tmp_path), "--gin", str(tmp_path / "settings.gin")
+    )
+    assert "elsewhere.gin" in answer
+
+
+@pytest.mark.parametrize(("ckpt_interval", "remedy"), [("1", "--resume"), ("50", "--overwrite")])
+def test_an_interrupted_run_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckpt_interval: str, remedy: str
+) -> None:
+    """Interrupted in its second epoch with a checkpoint of the first, or in the first, before any."""
+    collect = Experiment.collect_new_training_data
+
+    def interrupted(self: Experiment) -> None:
+        if self.counters.epoch == (1 if ckpt_interval == "1" else 0):
+            raise KeyboardInterrupt
+        collect(self)
+
+    monkeypatch.setattr(Experiment, "collect_new_training_data", interrupted)
+    arguments = ["train", "CartPole-v1", *TINY, "--run-dir", str(tmp_path), "--epochs", "3"]
+    result = CliRunner().invoke(app, [*arguments, "--ckpt-interval", ckpt_interval], env={"COLUMNS": "120"})
+    assert result.exit_code == 130
+    assert f"The same command with {remedy}" in " ".join(result.output.split())
 
 
 def test_a_run_that_was_stopped_while_it_started_is_overwritten(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from amago.agent import Agent
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
+from amago.nets.traj_encoders import FFTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
 
 MakeExperiment = Callable[..., Experiment]
 
@@ -33,7 +36,11 @@ MakeExperiment = Callable[..., Experiment]
         ({"run_name": ""}, ValueError, ["run_name"]),
         ({"dataset": None}, ValueError, ["dataset", "DiskTrajDataset", "dset_root"]),
         ({"dataset": "folder"}, TypeError, ["dataset", "'folder'", "RLDataset"]),
-        ({"agent_type": "agent"}, TypeError, ["agent_type", "'agent'", "class"]),
+        ({"agent_type": "agent"}, TypeError, ["agent_type", "'agent'", "BaseAgent"]),
+        ({"agent_type": FFTrajEncoder}, TypeError, ["agent_type", "FFTrajEncoder", "BaseAgent"]),
+        ({"traj_encoder_type": FFTstepEncoder}, TypeError, ["traj_encoder_type", "FFTstepEncoder"]),
+        ({"tstep_encoder_type": FFTrajEncoder}, TypeError, ["tstep_encoder_type", "FFTrajEncoder"]),
+        ({"exploration_wrapper_type": Agent}, TypeError, ["exploration_wrapper_type", "ExplorationWrapper"]),
         ({"make_train_env": [None, None, None]}, TypeError, ["make_train_env", "AMAGOEnv"]),
         ({"make_val_env": [lambda: None]}, ValueError, ["make_val_env", "list of 1", "must have 3"]),
         ({"ckpt_base_dir": None}, ValueError, ["ckpt_base_dir"]),
@@ -54,7 +61,7 @@ def test_missing_arguments_are_listed() -> None:
 
 
 def test_an_unknown_argument_is_refused(make_experiment: MakeExperiment) -> None:
-    with pytest.raises(TypeError, match="batchsize"):
+    with pytest.raises(TypeError, match="Experiment has no argument 'batchsize': did you mean 'batch_size'"):
         make_experiment(batchsize=3)
 
 

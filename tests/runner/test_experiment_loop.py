@@ -4,10 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gin
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from amago.envs import AMAGOEnv
 from amago.experiment import Callback, Experiment
+from amago.utils import AmagoWarning
 
 MakeExperiment = Callable[..., Experiment]
 MetricsOf = Callable[..., list[dict[str, Any]]]
@@ -180,7 +184,28 @@ def test_evaluate_test_returns_and_logs_its_metrics(
 def test_an_evaluation_without_a_finished_episode_has_no_metrics(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment()
     experiment.start()
-    assert experiment.evaluate_test(experiment.make_val_env, timesteps=5) == {}
+    with pytest.warns(AmagoWarning, match="no episode finished within 5 steps"):
+        assert experiment.evaluate_test(experiment.make_val_env, timesteps=5) == {}
+
+
+def test_an_evaluation_that_cannot_be_is_refused(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment()
+    experiment.start()
+    with pytest.raises(ValueError, match="timesteps is 0"):
+        experiment.evaluate_test(experiment.make_val_env, timesteps=0)
+    with pytest.raises(ValueError, match="episodes is -1"):
+        experiment.evaluate_test(experiment.make_val_env, episodes=-1)
+    with pytest.raises(ValueError, match=r"observation space .*\(4,\).*built for .*\(3,\)"):
+        experiment.evaluate_test(lambda: AMAGOEnv(gym.make("CartPole-v1")), timesteps=5)
+    experiment.close()
+
+
+def test_weights_of_another_network_are_refused_with_the_remedy(make_experiment: MakeExperiment) -> None:
+    wide = run(make_experiment(epochs=1))
+    wide.close()
+    gin.bind_parameter("FFTrajEncoder.d_model", 24)
+    with pytest.raises(ValueError, match=r"weights .* another network.*traj_encoder.*config\.txt"):
+        make_experiment(epochs=2, resume=True).start()
 
 
 def test_evaluate_test_saves_whole_episodes(make_experiment: MakeExperiment, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def override_bindings(gin_files: Sequence[Path], assignments: Sequence[str]) -> 
     for path in gin_files:
         try:
             use_config({}, gin_configs=[path], finalize=False)
-        except (ValueError, SyntaxError, ImportError) as error:
+        except (ValueError, SyntaxError, ImportError, OSError) as error:
             raise UsageProblem(str(error), "--gin") from error
     for text in assignments:
         _assign(text)

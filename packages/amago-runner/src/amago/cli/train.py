@@ -88,6 +88,7 @@ def train_run(request: Request, console: Console) -> Summary:
     experiment = build_experiment(request, recipe, parts, maker, facts, progress)
     if not request.resume:
         make_room(request.folder, overwrite=request.overwrite)
+    _make_folder(request.folder)
     _announce(console, recipe, request.folder)
     metrics = _learn_and_evaluate(experiment, progress, console, maker, facts, recipe.eval_episodes)
     summary = _summarise(request.folder.name, recipe, experiment, metrics, progress.wall_seconds)
@@ -96,6 +97,13 @@ def train_run(request: Request, console: Console) -> Summary:
     draw_runs([read_run(request.folder)], picture)
     show_summary(console, summary, request.folder, picture)
     return summary
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageProblem(f"the folder {folder} cannot be made: {error}", "--run-dir") from error
 
 
 def _learn_and_evaluate(
@@ -114,7 +122,12 @@ def _learn_and_evaluate(
         return fresh_metrics(experiment, maker, facts, episodes)
     except KeyboardInterrupt:
         progress.close()
-        console.print("Stopped. The same command with --resume goes on from the last checkpoint.")
+        saved = CheckpointFolder(experiment.run_dir, experiment.run_name).epochs()
+        console.print(
+            "Stopped. The same command with --resume goes on from the last checkpoint."
+            if saved
+            else "Stopped before the first checkpoint. The same command with --overwrite starts again."
+        )
         raise
     finally:
         progress.close()

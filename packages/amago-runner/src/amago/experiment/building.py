@@ -29,10 +29,27 @@ class Spaces(NamedTuple):
     rl2: Any
     action: Any
 
+    def require_same(self, other: Spaces) -> None:
+        """Raises ValueError unless an agent for these spaces can act in the other ones."""
+        for name in ("observation", "action"):
+            if _layout(getattr(self, name)) != _layout(getattr(other, name)):
+                raise ValueError(
+                    f"the environments have the {name} space {getattr(other, name)}, and the agent was built for "
+                    f"{getattr(self, name)}: make environments like those that it was trained in"
+                )
+
     def as_json(self) -> dict[str, Any]:
         """Specs of the three, for run.json."""
         spaces = {"observation": self.observation, "rl2": self.rl2, "action": self.action}
         return {name: _spec_as_json(as_spec(space)) for name, space in spaces.items()}
+
+
+def _layout(space: Any) -> Any:
+    """What decides the shapes of networks: neither bounds nor dtypes."""
+    spec = as_spec(space)
+    if hasattr(spec, "arrays"):
+        return {key: tuple(array.shape) for key, array in spec.arrays.items()}
+    return spec.kind, tuple(spec.sizes)
 
 
 def _spec_as_json(spec: Any) -> Any:

@@ -79,8 +79,20 @@ class CheckpointedExperiment(ExperimentParts):
         if is_accelerate_state:
             self._restore(load_training_state(path, self.DEVICE), is_resume=True)
         else:
-            self._agent.load_state_dict(load_policy(path, self.DEVICE))
+            self._load_weights(load_policy(path, self.DEVICE), path)
             self._agent.on_checkpoint_loaded(is_resume=False)
+
+    def _load_weights(self, weights: dict[str, Any], source: object) -> None:
+        try:
+            self._agent.load_state_dict(weights)
+        except RuntimeError as error:
+            differences = str(error).strip().split("\n")[1:]
+            first = differences[0].strip() if differences else str(error)
+            raise ValueError(
+                f"the weights in {source} are of another network than this experiment's; the first of "
+                f"{len(differences)} differences: {first} Choose the parts and gin settings of the run that wrote "
+                "them, which stand in its config.txt."
+            ) from error
 
     def write_latest_policy(self) -> None:
         """Replaces `ckpts/latest/policy.pt`, in the main process only."""
@@ -96,7 +108,7 @@ class CheckpointedExperiment(ExperimentParts):
         except FileNotFoundError as error:
             amago_warning(f"going on with the weights at hand: {error}")
             return
-        self._agent.load_state_dict(weights)
+        self._load_weights(weights, self._checkpoints.latest_policy)
         self._agent.on_checkpoint_loaded(is_resume=False)
 
     def _find_training_state(self) -> TrainingState:
@@ -122,7 +134,7 @@ class CheckpointedExperiment(ExperimentParts):
         """Goes back to a checkpoint, and on to the epoch after it."""
         assert self.dataset is not None
         state = saved.state
-        self._agent.load_state_dict(saved.policy)
+        self._load_weights(saved.policy, "the training state")
         self.optimizer.load_state_dict(saved.optimizer)
         self.counters = Counters(**state["counters"])
         self.counters.epoch += 1

@@ -7,6 +7,7 @@ them once more.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from amago.agent import BaseAgent
     from amago.envs import AMAGOEnv
     from amago.experiment.callbacks import Callback
@@ -161,6 +164,17 @@ class ExperimentArguments:
     keep_checkpoints: int | None = None
     env_description: Mapping[str, Any] | None = None
 
+    def __new__(cls, *args: Any, **arguments: Any) -> Self:
+        """Answers an unknown argument with the nearest one."""
+        known = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+            for name in arguments:
+                if name not in known:
+                    near = difflib.get_close_matches(name, known, n=1)
+                    hint = f": did you mean {near[0]!r}?" if near else ""
+                    raise TypeError(f"{cls.__name__} has no argument {name!r}{hint}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self.validate()
 
@@ -212,13 +226,28 @@ class ExperimentArguments:
             _check_choice("async_env_mp_context", self.async_env_mp_context, MP_CONTEXTS)
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile is {self.compile!r}, must be True, False or 'auto'")
-        for name in ("tstep_encoder_type", "traj_encoder_type", "agent_type"):
-            if not isinstance(getattr(self, name), type):
-                raise TypeError(f"{name} is {getattr(self, name)!r}, must be a class, which start() builds")
-        if self.exploration_wrapper_type is not None and not isinstance(self.exploration_wrapper_type, type):
-            raise TypeError(
-                f"exploration_wrapper_type is {self.exploration_wrapper_type!r}, must be a class or None"
-            )
+        self._validate_types()
+
+    def _validate_types(self) -> None:
+        """Each part must be a class of its kind: a swapped one would fail over arguments that nobody wrote."""
+        from amago.agent import BaseAgent
+        from amago.nets.traj_encoders import TrajEncoder
+        from amago.nets.tstep_encoders import TstepEncoder
+
+        kinds: dict[str, type] = {
+            "tstep_encoder_type": TstepEncoder,
+            "traj_encoder_type": TrajEncoder,
+            "agent_type": BaseAgent,
+        }
+        if self.exploration_wrapper_type is not None:
+            kinds["exploration_wrapper_type"] = ExplorationWrapper
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, type) or not issubclass(value, kind):
+                raise TypeError(
+                    f"{name} is {value!r}, must be a subclass of {kind.__module__}.{kind.__name__}, itself and "
+                    "not an instance: start() builds it"
+                )
 
     def _validate_numbers(self) -> None:
         for name in (

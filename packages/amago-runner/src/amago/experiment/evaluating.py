@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv
-from amago.experiment.building import build_environments, build_recorder
+from amago.experiment.building import build_environments, build_recorder, spaces_of
 from amago.experiment.checkpointing import CheckpointedExperiment
 from amago.experiment.evaluate import evaluate
 from amago.experiment.rollout import Rollout
+from amago.utils import amago_warning
 
 if TYPE_CHECKING:
     from amago.envs import AMAGOEnv
@@ -54,12 +55,23 @@ class EvaluatedExperiment(CheckpointedExperiment):
                 first ones to finish would tend to be the short ones.
 
         Returns:
-            The metrics by name, without those that no finished episode backs.
+            The metrics by name, without those that no finished episode backs; a warning says so if none did.
+
+        Raises:
+            ValueError: a count below 1, or environments with other spaces than the agent was built for.
         """
         self._require_started("evaluate_test()")
+        for name, count in (("timesteps", timesteps), ("episodes", episodes)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} is {count}, must be at least 1, or None")
         if timesteps is None and episodes is None:
             timesteps = self.val_timesteps_per_epoch
         envs = build_environments(self, make_test_env, self._streams, training=False)
+        try:
+            self._spaces.require_same(spaces_of(envs))
+        except ValueError:
+            envs.close()
+            raise
         recorder = None
         if save_trajs_to is not None:
             recorder = TrajectoryRecorder(
@@ -85,7 +97,13 @@ class EvaluatedExperiment(CheckpointedExperiment):
             if recorder is not None:
                 recorder.close()
             envs.close()
-        return self._report("test", stats)
+        metrics = self._report("test", stats)
+        if not metrics:
+            amago_warning(
+                f"no episode finished within {timesteps} steps per actor, so there is nothing to report: give "
+                "evaluate_test more timesteps, or a number of episodes and no limit"
+            )
+        return metrics
 
     def interact(
         self,
