@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from amago.hindsight import FrozenTraj, Relabeler, save_trajectory, trajectory_filename
+from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, save_trajectory, trajectory_filename
 from amago.loading import DiskTrajDataset, RLData, get_path_to_trajs, load_traj_from_disk
 
 
@@ -159,6 +159,12 @@ def test_drawn_trajectories_may_be_written_to_without_changing_the_buffer(make_d
         assert (data.rews > 0).all()
         data.rews[:] = -1
     assert (dataset[0].rews > 0).all()
+
+
+@pytest.mark.parametrize("relabeler", [NoOpRelabeler, 3], ids=["class", "number"])
+def test_a_relabeler_that_cannot_be_called_is_refused_at_once(tmp_path, relabeler) -> None:
+    with pytest.raises(TypeError, match=r"relabeler is .* instance of a Relabeler"):
+        DiskTrajDataset(tmp_path, "dset", 10, relabeler=relabeler)
 
 
 def test_an_unconfigured_or_empty_dataset_says_what_is_missing(tmp_path) -> None:

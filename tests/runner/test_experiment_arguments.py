@@ -41,6 +41,8 @@ MakeExperiment = Callable[..., Experiment]
         ({"traj_encoder_type": FFTstepEncoder}, TypeError, ["traj_encoder_type", "FFTstepEncoder"]),
         ({"tstep_encoder_type": FFTrajEncoder}, TypeError, ["tstep_encoder_type", "FFTrajEncoder"]),
         ({"exploration_wrapper_type": Agent}, TypeError, ["exploration_wrapper_type", "ExplorationWrapper"]),
+        ({"callbacks": [print]}, TypeError, ["callbacks", "print", "Callback"]),
+        ({"callbacks": print}, TypeError, ["callbacks", "print", "Callback"]),
         ({"make_train_env": [None, None, None]}, TypeError, ["make_train_env", "AMAGOEnv"]),
         ({"make_val_env": [lambda: None]}, ValueError, ["make_val_env", "list of 1", "must have 3"]),
         ({"ckpt_base_dir": None}, ValueError, ["ckpt_base_dir"]),

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
+from amago.experiment.callbacks import Callback
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from amago.agent import BaseAgent
     from amago.envs import AMAGOEnv
-    from amago.experiment.callbacks import Callback
     from amago.loading import RLDataset
     from amago.nets.traj_encoders import TrajEncoder
     from amago.nets.tstep_encoders import TstepEncoder
@@ -227,6 +227,13 @@ class ExperimentArguments:
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile is {self.compile!r}, must be True, False or 'auto'")
         self._validate_types()
+        if not isinstance(self.callbacks, Sequence) or not all(
+            isinstance(callback, Callback) for callback in self.callbacks
+        ):
+            raise TypeError(
+                f"callbacks is {self.callbacks!r}, must be a list of amago.experiment.Callback instances: "
+                "subclass it and override what to watch"
+            )
 
     def _validate_types(self) -> None:
         """Each part must be a class of its kind: a swapped one would fail over arguments that nobody wrote."""

@@ -88,6 +88,10 @@ class DiskTrajDataset(RLDataset):
             raise ValueError(f"dset_min_size must be at least 1 file, not {dset_min_size!r}")
         if sample_by not in SAMPLE_BY:
             raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
+        if relabeler is not None and (isinstance(relabeler, type) or not callable(relabeler)):
+            raise TypeError(
+                f"relabeler is {relabeler!r}, must be an instance of a Relabeler, or a function of a trajectory"
+            )
         if cache_bytes < 0:
             raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes!r}")
         self.dset_root = Path(dset_root).expanduser()
