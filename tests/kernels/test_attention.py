@@ -173,6 +173,10 @@ def test_the_context_chooses_the_backend():
         ({"lengths": torch.tensor([1])}, r"lengths must be \(2,\)"),
         ({"k": torch.zeros(2, 6, 3, 8)}, "k must have the shape of q"),
         ({"v": torch.zeros(2, 7, 3, 8, dtype=torch.float64)}, "v must be torch.float32"),
+        (
+            {"q": torch.zeros(2, 7, 3, 8, dtype=torch.int64)},
+            "q must be floating-point numbers, got torch.int64",
+        ),
         ({"q": torch.zeros(2, 7, 8)}, r"q must be \(batch, length, heads, head dim\)"),
     ],
 )

@@ -103,7 +103,8 @@ BufferSize = Annotated[
 ]
 
 Epochs = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Rounds of both.", rich_help_panel=_LEARNING)
+    int | None,
+    typer.Option(metavar="N", min=1, help="Rounds of collecting and learning.", rich_help_panel=_LEARNING),
 ]
 BatchesPerEpoch = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Updates in an epoch.", rich_help_panel=_LEARNING)

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from amago.envs.builtin.arguments import whole_number
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 ICE, HOLE, GOAL = 0, 1, 2
@@ -91,16 +92,13 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         show_k_progress: bool = True,
         slip_chance: float = 0.0,
     ) -> None:
-        if size < 2:
-            raise ValueError(f"size must be at least 2 (a start and a goal), got {size}")
-        if k_episodes < 1:
-            raise ValueError(f"k_episodes must be at least 1, got {k_episodes}")
+        size = whole_number("size", size, 2, "a start and a goal")
+        k_episodes = whole_number("k_episodes", k_episodes, 1)
         if not 0.0 <= slip_chance < 1.0:
             raise ValueError(f"slip_chance must be in [0, 1), got {slip_chance}")
         if max_episode_steps is None:
             max_episode_steps = math.ceil(size * size * (2 if hard_mode else 1) / (1.0 - slip_chance))
-        if max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
+        max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
         self.size = size
         self.k_episodes = k_episodes
         self.hard_mode = hard_mode

@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from amago.envs.builtin.arguments import whole_number
+
 Location = tuple[int, int]
 # -y, -x, +y, +x, stay
 MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
@@ -50,14 +52,9 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
         goal_location: str | Location = "random",
         randomize_actions: bool = False,
     ) -> None:
-        if size < 2:
-            raise ValueError(f"size must be at least 2 (start, key and door take a cell each), got {size}")
-        for name, steps in (
-            ("max_episode_steps", max_episode_steps),
-            ("meta_rollout_horizon", meta_rollout_horizon),
-        ):
-            if steps < 1:
-                raise ValueError(f"{name} must be at least 1, got {steps}")
+        size = whole_number("size", size, 2, "start, key and door take a cell each")
+        max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
+        meta_rollout_horizon = whole_number("meta_rollout_horizon", meta_rollout_horizon, 1)
         self.dark = dark
         self.size = size
         self.max_episode_steps = max_episode_steps

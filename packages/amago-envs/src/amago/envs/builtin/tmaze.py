@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from amago.envs.builtin.arguments import whole_number
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 FORWARD = 0
@@ -32,8 +33,7 @@ class _TMaze(gym.Env[npt.NDArray[np.float32], int]):
         penalty: float = 0.0,
         distract_reward: float = 0.0,
     ) -> None:
-        if corridor_length < 1:
-            raise ValueError(f"corridor_length must be at least 1, got {corridor_length}")
+        corridor_length = whole_number("corridor_length", corridor_length, 1)
         if penalty > 0.0:
             raise ValueError(f"penalty is added to the reward and must be at most 0, got {penalty}")
         if distract_reward != 0.0:

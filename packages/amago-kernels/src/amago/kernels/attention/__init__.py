@@ -56,6 +56,8 @@ def _check_same(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises ValueError unless q, k and v are (B, L, H, D) of one shape, dtype and device."""
     if q.dim() != 4:
         raise ValueError(f"q must be (batch, length, heads, head dim), got shape {tuple(q.shape)}")
+    if not q.is_floating_point():
+        raise ValueError(f"q must be floating-point numbers, got {q.dtype}")
     for name, other in (("k", k), ("v", v)):
         if other.shape != q.shape:
             raise ValueError(f"{name} must have the shape of q, {tuple(q.shape)}, got {tuple(other.shape)}")
