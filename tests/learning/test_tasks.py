@@ -1,4 +1,4 @@
-"""The examples run, and learn their tasks: discrete and continuous control, and memory over fifty steps."""
+"""The examples run, and learn: control with discrete and continuous actions, memory over fifty steps."""
 
 from collections.abc import Callable
 from pathlib import Path
