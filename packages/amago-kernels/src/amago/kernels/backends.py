@@ -20,6 +20,8 @@ class Backend(str, Enum):
 
     EAGER = "eager"
     SDPA = "sdpa"
+    TORCH = "torch"
+    MAMBA_SSM = "mamba_ssm"
 
 
 @dataclass(frozen=True, slots=True)

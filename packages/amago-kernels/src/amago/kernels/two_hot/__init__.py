@@ -1,0 +1,165 @@
+"""Critics that classify returns into bins: cross-entropy straight from scalar targets, and expected values.
+
+`bins` holds the support, `reference` the specification with dense labels, `fused` the same without them.
+
+Shapes: n bins, other leading axes are free.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from amago.kernels.backends import Backend, Implementation, choose, register
+from amago.kernels.two_hot import fused, reference
+from amago.kernels.two_hot.bins import Bins
+
+__all__ = ["Bins", "hl_gauss_cross_entropy", "two_hot_cross_entropy", "two_hot_mean"]
+
+
+def _anything(*_: object, **__: object) -> list[str]:
+    """Both implementations in torch support every call."""
+    return []
+
+
+for _name in ("two_hot_cross_entropy", "hl_gauss_cross_entropy", "two_hot_mean"):
+    register(
+        _name,
+        [
+            Implementation(Backend.TORCH, getattr(fused, _name), _anything),
+            Implementation(Backend.EAGER, getattr(reference, _name), _anything),
+        ],
+    )
+
+
+def _check_logits(logits: Tensor, bins: Bins) -> None:
+    """Raises ValueError unless the logits are floating-point numbers (..., n)."""
+    if not logits.is_floating_point():
+        raise ValueError(f"logits must be floating-point numbers, got {logits.dtype}")
+    if logits.dim() < 1 or logits.shape[-1] != bins.n:
+        raise ValueError(f"logits must end in the {bins.n} bins, got shape {tuple(logits.shape)}")
+
+
+def _check_per_row(name: str, x: Tensor, logits: Tensor) -> None:
+    """Raises ValueError unless x broadcasts to the rows of the logits, on the same device."""
+    rows = logits.shape[:-1]
+    fits = x.dim() <= len(rows) and all(
+        a in (1, b) for a, b in zip(reversed(x.shape), reversed(rows), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} must broadcast to the rows {tuple(rows)} of the logits, got shape {tuple(x.shape)}"
+        )
+    if x.device != logits.device:
+        raise ValueError(f"{name} must be on {logits.device} like the logits, got {x.device}")
+
+
+def _check_loss(
+    logits: Tensor, target: Tensor, bins: Bins, mask: Tensor | None, weight: Tensor | None
+) -> None:
+    """Raises ValueError for arguments of a loss that do not fit."""
+    _check_logits(logits, bins)
+    _check_per_row("target", target, logits)
+    if not target.is_floating_point():
+        raise ValueError(f"target must be floating-point returns, got {target.dtype}")
+    if mask is not None:
+        _check_per_row("mask", mask, logits)
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, true where a row counts, got {mask.dtype}")
+    if weight is not None:
+        _check_per_row("weight", weight, logits)
+        if not weight.is_floating_point():
+            raise ValueError(f"weight must be floating-point numbers, got {weight.dtype}")
+
+
+def two_hot_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    bins: Bins,
+    *,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    backend: str | Backend | None = None,
+) -> Tensor:
+    """Cross-entropy of softmax(logits) against the two-hot labels of scalar returns (Hafner et al. 2023, eq. 9).
+
+    A return counts for the two bins around it, in proportion to its nearness. Labels are never built, and a
+    target that broadcasts is never copied.
+
+    Args:
+        logits: (..., n), finite. The gradient flows into them alone.
+        target: returns, broadcastable to (...). Those at or beyond an end of the support, infinite ones
+            included, count as that end. NaN makes the loss and the gradient of its row NaN, for the caller to
+            count and skip; it never becomes a class.
+        bins: the support.
+        mask: bool, broadcastable to (...). Where false, loss and gradient are 0, whatever logits and target
+            hold.
+        weight: floats, broadcastable to (...), that multiply the loss.
+        backend: "torch", "eager", or None / "auto" for the first that can run the call.
+
+    Returns:
+        The loss of each row (...), in nats: float32, or float64 for float64 logits.
+
+    Raises:
+        ValueError: for shapes, dtypes or devices that do not fit.
+        RuntimeError: if the backend that was asked for cannot run the call.
+    """
+    _check_loss(logits, target, bins, mask, weight)
+    chosen = choose("two_hot_cross_entropy", backend, logits, target, bins, mask=mask, weight=weight)
+    loss: Tensor = chosen.run(logits, target, bins, mask=mask, weight=weight)
+    return loss
+
+
+def hl_gauss_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    bins: Bins,
+    *,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    sigma: float = 0.75,
+    backend: str | Backend | None = None,
+) -> Tensor:
+    """Cross-entropy against a normal distribution around each return (Farebrother et al. 2024, sec. 3.1).
+
+    A bin's label is the probability of the interval that ends half-way to its neighbours, cut off and
+    normalised at the ends of the support.
+
+    Args:
+        logits, target, bins, mask, weight, backend: as in `two_hot_cross_entropy`.
+        sigma: standard deviation in bin widths, positive.
+
+    Returns:
+        The loss of each row (...), as in `two_hot_cross_entropy`.
+
+    Raises:
+        ValueError: for shapes, dtypes or devices that do not fit, or a sigma that is not positive.
+        RuntimeError: if the backend that was asked for cannot run the call.
+    """
+    _check_loss(logits, target, bins, mask, weight)
+    if not sigma > 0.0:
+        raise ValueError(f"sigma must be a positive number of bin widths, got {sigma}")
+    options = {"mask": mask, "weight": weight, "sigma": float(sigma)}
+    chosen = choose("hl_gauss_cross_entropy", backend, logits, target, bins, **options)
+    loss: Tensor = chosen.run(logits, target, bins, **options)
+    return loss
+
+
+def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = None) -> Tensor:
+    """The return that softmax(logits) stands for: the expected support point, mapped back to a return.
+
+    Args:
+        logits: (..., n).
+        bins: the support.
+        backend: "torch", "eager", or None / "auto" for the first that can run the call.
+
+    Returns:
+        (...), float32, or float64 for float64 logits; its gradient flows into the logits.
+
+    Raises:
+        ValueError: for shapes or dtypes that do not fit.
+        RuntimeError: if the backend that was asked for cannot run the call.
+    """
+    _check_logits(logits, bins)
+    value: Tensor = choose("two_hot_mean", backend, logits, bins).run(logits, bins)
+    return value

@@ -1,0 +1,80 @@
+"""The two-hot operations written out with dense labels: the specification.
+
+Statistics are in float32, or in float64 if the logits are. Autograd finds the gradients.
+
+Shapes: n bins, other leading axes are free.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from amago.kernels.two_hot.bins import Bins
+
+
+def accumulation_dtype(logits: Tensor) -> torch.dtype:
+    """What sums over bins are computed in: float64 for float64 logits, else float32."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def two_hot_labels(target: Tensor, bins: Bins) -> Tensor:
+    """Labels (..., n) that share a return (...) between the two bins around it, so that their mean is the return.
+
+    Imani & White 2018, sec. 4; Hafner et al. 2023, eq. 9.
+    """
+    position = bins.position(target).unsqueeze(-1)
+    bin_index = torch.arange(bins.n, dtype=position.dtype, device=position.device)
+    # A triangle of width 2 around the position; a NaN stays NaN.
+    return (1.0 - (position - bin_index).abs()).clamp_min(0.0)
+
+
+def hl_gauss_labels(target: Tensor, bins: Bins, sigma: float) -> Tensor:
+    """Labels (..., n): what a normal distribution around the return (...) gives to each bin's interval.
+
+    A bin's interval ends half-way to its neighbours; the distribution is cut off at the outer ends and
+    normalised. `sigma` is its standard deviation in bin widths (Farebrother et al. 2024, sec. 3.1).
+    """
+    position = bins.position(target).unsqueeze(-1)
+    edges = torch.arange(bins.n + 1, dtype=position.dtype, device=position.device) - 0.5
+    cdf = torch.erf((edges - position) / (sigma * math.sqrt(2.0)))  # times two, minus one
+    return cdf.diff(dim=-1) / (cdf[..., -1:] - cdf[..., :1])
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, mask: Tensor | None, weight: Tensor | None) -> Tensor:
+    """-sum_j labels_j log softmax(logits)_j of each row, times its weight; 0 where masked."""
+    loss = -(labels * F.log_softmax(logits.to(accumulation_dtype(logits)), dim=-1)).sum(dim=-1)
+    if weight is not None:
+        loss = loss * weight
+    return loss if mask is None else torch.where(mask, loss, torch.zeros_like(loss))
+
+
+def _without_masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros in place of masked rows: 0 times the gradient of a non-finite row would be NaN."""
+    return logits if mask is None else torch.where(mask.unsqueeze(-1), logits, torch.zeros_like(logits))
+
+
+def two_hot_cross_entropy(
+    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None
+) -> Tensor:
+    """See `amago.kernels.two_hot_cross_entropy`."""
+    labels = two_hot_labels(target.detach().to(accumulation_dtype(logits)), bins)
+    return cross_entropy(_without_masked(logits, mask), labels, mask=mask, weight=weight)
+
+
+def hl_gauss_cross_entropy(
+    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None, sigma: float
+) -> Tensor:
+    """See `amago.kernels.hl_gauss_cross_entropy`."""
+    labels = hl_gauss_labels(target.detach().to(accumulation_dtype(logits)), bins, sigma)
+    return cross_entropy(_without_masked(logits, mask), labels, mask=mask, weight=weight)
+
+
+def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:
+    """See `amago.kernels.two_hot_mean`."""
+    dtype = accumulation_dtype(logits)
+    probs = torch.softmax(logits.to(dtype), dim=-1)
+    return bins.returns((probs * bins.points(dtype, logits.device)).sum(dim=-1))
