@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from amago.nets.specs import ActionSpec, ArraySpec, ObsSpec, as_action_spec, as_obs_spec, as_spec
+from amago.nets.specs import (
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    as_action_spec,
+    as_array_spec,
+    as_obs_spec,
+    as_spec,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +55,11 @@ def test_observations_are_read_from_spaces_and_from_plain_shapes():
         )
     )
     from_shapes = as_spec(
-        {"bits": ArraySpec((4,), "int8"), "choice": (3,), "image": ArraySpec((8, 8, 3), "uint8")}
+        {
+            "bits": ArraySpec((4,), "int8", low=0, high=1),
+            "choice": ArraySpec((3,), low=0, high=1),
+            "image": ArraySpec((8, 8, 3), "uint8", low=0, high=255),
+        }
     )
     assert from_space == from_shapes
     assert list(from_space) == ["bits", "choice", "image"]
@@ -55,8 +67,38 @@ def test_observations_are_read_from_spaces_and_from_plain_shapes():
 
 
 def test_a_single_array_is_called_observation():
-    assert as_obs_spec(spaces.Box(-1.0, 1.0, (3,))) == ObsSpec({"observation": ArraySpec((3,))})
+    bounded = ArraySpec((3,), low=-1.0, high=1.0)
+    assert as_obs_spec(spaces.Box(-1.0, 1.0, (3,))) == ObsSpec({"observation": bounded})
     assert as_obs_spec((3,)) == ObsSpec({"observation": ArraySpec((3,))})
+
+
+@pytest.mark.parametrize(
+    ("space", "low", "high"),
+    [
+        (spaces.Box(np.array([-3, 0]), np.array([5, 90]), (2,), np.int64), -3, 90),
+        (spaces.Box(-np.inf, np.inf, (2,)), None, None),
+        (spaces.Box(0.0, np.inf, (2,)), 0, None),
+        (spaces.Box(0, 255, (4, 4, 3), np.uint8), 0, 255),
+        (spaces.Box(0.0, 1.0, (0,)), None, None),
+        ((2,), None, None),
+    ],
+    ids=str,
+)
+def test_bounds_hold_for_all_elements_and_an_infinite_one_is_unknown(space, low, high):
+    spec = as_array_spec(space)
+    assert (spec.low, spec.high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "integer"), [("uint8", True), ("int64", True), ("float32", False), ("bool", False)]
+)
+def test_whole_numbers_are_known_by_their_dtype(dtype, integer):
+    assert ArraySpec((2,), dtype).is_integer == integer
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    with pytest.raises(ValueError, match="high must be at least low=3, got 2"):
+        ArraySpec((2,), "int64", low=3, high=2)
 
 
 def test_specs_are_passed_on():

@@ -9,7 +9,7 @@ builds architectures where no environment library is installed:
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from typing import Any, Literal
 
 ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
@@ -52,10 +52,31 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """One array of an observation: its shape without batch and time, and the name of its dtype."""
+    """One array of an observation.
+
+    Args:
+        shape: its shape without batch and time.
+        dtype: the name of its dtype.
+        low: the smallest value that an element can have, None where nothing is known or it is infinite.
+        high: the largest one, likewise.
+
+    Raises:
+        ValueError: if `high` is below `low`.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.low is not None and self.high is not None and self.high < self.low:
+            raise ValueError(f"high must be at least low={self.low!r}, got {self.high!r}")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether elements are whole numbers (bool does not count)."""
+        return self.dtype.startswith(("int", "uint"))
 
     @property
     def dim(self) -> int:
@@ -100,8 +121,21 @@ def _action_spec(space: Any) -> ActionSpec | None:
     return None
 
 
-def _array_spec(value: Any) -> ArraySpec:
-    """One observation array from a spec, a plain shape or a space."""
+def _bounds(space: Any) -> tuple[float | None, float | None]:
+    """The least `low` and the greatest `high` of a box, each None if it is infinite or there is none."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is None or high is None or 0 in space.shape:
+        return None, None
+    least, greatest = float(low.min()), float(high.max())
+    return least if isfinite(least) else None, greatest if isfinite(greatest) else None
+
+
+def as_array_spec(value: Any) -> ArraySpec:
+    """One array of an observation from a spec, a plain shape or a space (Discrete and MultiDiscrete as one-hots).
+
+    Raises:
+        TypeError: if the shape cannot be told.
+    """
     if isinstance(value, ArraySpec):
         return value
     if isinstance(value, ActionSpec):
@@ -110,10 +144,11 @@ def _array_spec(value: Any) -> ArraySpec:
         return ArraySpec(_ints(value))
     action = _action_spec(value)
     if action is not None and action.kind in ("discrete", "multidiscrete"):
-        return ArraySpec((action.dim,))
+        return ArraySpec((action.dim,), low=0.0, high=1.0)
     # Composite spaces have the attribute too, but it is None.
     if getattr(value, "shape", None) is not None:
-        return ArraySpec(tuple(value.shape), str(getattr(value, "dtype", "float32")))
+        low, high = (0.0, 1.0) if action is not None and action.kind == "multibinary" else _bounds(value)
+        return ArraySpec(tuple(value.shape), str(getattr(value, "dtype", "float32")), low, high)
     raise TypeError(f"cannot tell the shape of {value!r}: give a shape like (3,), an ArraySpec or a space")
 
 
@@ -129,8 +164,8 @@ def as_obs_spec(space: Any) -> ObsSpec:
         return space
     entries = getattr(space, "spaces", space)
     if isinstance(entries, Mapping):
-        return ObsSpec({str(key): _array_spec(value) for key, value in entries.items()})
-    return ObsSpec({"observation": _array_spec(space)})
+        return ObsSpec({str(key): as_array_spec(value) for key, value in entries.items()})
+    return ObsSpec({"observation": as_array_spec(space)})
 
 
 def as_action_spec(space: Any) -> ActionSpec:
