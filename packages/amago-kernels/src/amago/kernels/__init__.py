@@ -2,22 +2,40 @@
 
 - `attention`: softmax attention over whole sequences, with window, sinks, logit clip and lengths.
 - `attention_step`: one timestep per row against a `RingCache`, for rollouts.
+- `flex_attention`, `flex_attention_step`: the same with score and mask functions of the caller (`SlidingWindow`,
+  `ClippedSinks` are two).
 - `two_hot_cross_entropy`, `hl_gauss_cross_entropy`, `two_hot_mean`: critics that classify returns into `Bins`.
+- `selective_scan`, `selective_scan_step`: Mamba's recurrence over whole sequences and step by step.
 - `available_backends`, `use_backend`: what can run, and how to insist on it.
 """
 
-from amago.kernels.attention import RingCache, attention, attention_step
+from amago.kernels.attention import (
+    ClippedSinks,
+    RingCache,
+    SlidingWindow,
+    attention,
+    attention_step,
+    flex_attention,
+    flex_attention_step,
+)
 from amago.kernels.backends import Backend, available_backends, use_backend
+from amago.kernels.scan import selective_scan, selective_scan_step
 from amago.kernels.two_hot import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
 
 __all__ = [
     "Backend",
     "Bins",
+    "ClippedSinks",
     "RingCache",
+    "SlidingWindow",
     "attention",
     "attention_step",
     "available_backends",
+    "flex_attention",
+    "flex_attention_step",
     "hl_gauss_cross_entropy",
+    "selective_scan",
+    "selective_scan_step",
     "two_hot_cross_entropy",
     "two_hot_mean",
     "use_backend",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,6 +19,7 @@ class Backend(str, Enum):
 
     EAGER = "eager"
     SDPA = "sdpa"
+    FLEX = "flex"
     TORCH = "torch"
     MAMBA_SSM = "mamba_ssm"
 
@@ -39,7 +39,8 @@ class Implementation:
     unsupported: Callable[..., list[str]]
 
 
-_preferred: ContextVar[Backend | None] = ContextVar("amago_kernels_backend", default=None)
+# What `use_backend` asks for. A plain global, because torch.compile can read one and compiles anew when it changes.
+_preferred: Backend | None = None
 _operations: dict[str, list[Implementation]] = {}
 
 
@@ -55,12 +56,16 @@ def available_backends() -> dict[str, list[str]]:
 
 @contextmanager
 def use_backend(backend: str | Backend) -> Iterator[None]:
-    """Within the context, calls that name no backend of their own use this one ("auto" to choose again)."""
-    token = _preferred.set(_parse(backend))
+    """Within the context, calls that name no backend of their own use this one ("auto" to choose again).
+
+    It holds for the whole process, threads included.
+    """
+    global _preferred
+    before, _preferred = _preferred, _parse(backend)
     try:
         yield
     finally:
-        _preferred.reset(token)
+        _preferred = before
 
 
 def _parse(backend: str | Backend | None) -> Backend | None:
@@ -81,7 +86,7 @@ def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: 
         ValueError: if the backend that was asked for does not exist.
         RuntimeError: if it cannot run the call; the message gives its reasons.
     """
-    wanted = _parse(backend) or _preferred.get()
+    wanted = _parse(backend) or _preferred
     refusals = []
     for impl in _operations[operation]:
         if wanted is not None and impl.backend is not wanted:

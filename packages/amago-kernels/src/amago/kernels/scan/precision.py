@@ -1,0 +1,17 @@
+"""In which precision the scan computes, and whether anyone will ask for gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def computing_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """float64 if any tensor is, else float32: a state in half precision would forget after some hundred steps."""
+    wide = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if wide else torch.float32
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether the result of these tensors is part of a graph."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
