@@ -124,7 +124,7 @@ def _action_spec(space: Any) -> ActionSpec | None:
 def _bounds(space: Any) -> tuple[float | None, float | None]:
     """The least `low` and the greatest `high` of a box, each None if it is infinite or there is none."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is None or high is None or 0 in space.shape:
+    if low is None or high is None:
         return None, None
     least, greatest = float(low.min()), float(high.max())
     return least if isfinite(least) else None, greatest if isfinite(greatest) else None
