@@ -39,7 +39,7 @@ class Implementation:
     unsupported: Callable[..., list[str]]
 
 
-# What `use_backend` asks for. A plain global, because torch.compile can read one and compiles anew when it changes.
+# What `use_backend` asks for: a plain global, which torch.compile can read and watch for changes.
 _preferred: Backend | None = None
 _operations: dict[str, list[Implementation]] = {}
 
