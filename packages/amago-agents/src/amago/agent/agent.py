@@ -31,6 +31,7 @@ from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCriti
 from amago.nets.actor_critic.critic import expected_values
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
+from amago.nets.precision import at_least_float32
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -293,7 +294,8 @@ class Agent(BaseAgent):
         action = self._policy_actions(dist, self.num_actions_for_value_in_critic_loss)
         values = self.popart(self.target_critics(t.next_state, action), normalized=False).mean(0)
         reduce = "min" if self.online_coeff > 0 else "mean"
-        values = random_critic_subset(values.float(), self.num_critics_td, reduce)  # (1, n, 1, G, 1)
+        values = at_least_float32(values)
+        values = random_critic_subset(values, self.num_critics_td, reduce)  # (1, n, 1, G, 1)
         reward, done = (x.view(1, -1, 1, 1, 1) for x in (t.reward, t.done))
         gamma = self.gammas.unsqueeze(-1)  # (G, 1)
         if self.n_step == 1:
@@ -384,7 +386,7 @@ class Agent(BaseAgent):
         self, loss: Tensor, batch: Batch, t: Transitions, edit_mask: Callable[[Batch, Tensor, Tensor], Tensor]
     ) -> Tensor:
         """The mean of a loss over real transitions, (1, n, ..., G, 1) -> (), after the subclass's mask hook."""
-        full = spread(loss.float(), t.places, batch)  # (B, T, ..., G, 1)
+        full = spread(at_least_float32(loss), t.places, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask
         mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full)
         return masked_avg(full, edit_mask(batch, full, mask))

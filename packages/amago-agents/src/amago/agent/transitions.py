@@ -66,7 +66,7 @@ class Transitions:
             next_state=pick(states.detach(), now + 1),
             action=to_action(pick(batch.actions, places)),
             reward=reward_multiplier * pick(batch.rews, places),
-            done=pick(batch.dones, places).float(),
+            done=pick(batch.dones, places).to(batch.rews.dtype),
             direct_obs=pick_obs(now),
             next_direct_obs=pick_obs(now + 1),
             places=places,

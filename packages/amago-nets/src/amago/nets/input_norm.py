@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from amago.nets.distributed import sum_over_ranks
 from amago.nets.masking import current_timestep_mask, mask_from_filler
+from amago.nets.precision import at_least_float32
 
 _EPS = 1e-5
 _SIGMA_FLOOR = 0.01
@@ -72,10 +73,10 @@ class InputNorm(nn.Module):
     @torch.no_grad()
     def update_stats(self, val: Tensor) -> None:
         """Moves μ and the mean of squares towards those of the real, finite timesteps of `val`."""
-        val = val.float()
+        val = at_least_float32(val)
         squares = val.square()
         real = _real_timesteps(val) & squares.isfinite().all(dim=-1, keepdim=True)
-        zero = torch.zeros((), device=val.device)
+        zero = val.new_zeros(())
         rows = tuple(range(val.dim() - 1))
         total = torch.where(real, val, zero).sum(rows)  # (D,)
         total_squares = torch.where(real, squares, zero).sum(rows)  # (D,)

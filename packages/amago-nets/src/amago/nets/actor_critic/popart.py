@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.distributed import sum_over_ranks
+from amago.nets.precision import at_least_float32
 
 
 @gin.configurable(module="amago.nets.actor_critic", denylist=["enabled"])
@@ -81,7 +82,7 @@ class PopArtLayer(nn.Module):
         """
         if not self.enabled:
             return
-        val = val.float()
+        val = at_least_float32(val)
         counted = mask.bool() & torch.isfinite(val.square())
         val = torch.where(counted, val, torch.zeros_like(val))
         batch_dims = tuple(range(val.dim() - 2))

@@ -88,7 +88,8 @@ class CNN(nn.Module, ABC):
         imgs = obs.reshape(-1, *self.img_shape)
         if not self.channels_first:
             imgs = imgs.permute(0, 3, 1, 2)
-        imgs = imgs.float()
+        weight = next(self.parameters(), None)
+        imgs = imgs.to(torch.float32 if weight is None else weight.dtype)
         if not from_float:
             imgs = imgs / 128.0 - 1.0
         maps = self.conv_forward(imgs.contiguous())  # (N, C', H', W')

@@ -15,6 +15,7 @@ from torch.distributions import Beta as UnitBeta
 from torch.distributions import Distribution, constraints
 
 from amago.nets.policy_dists.base import PolicyOutput, check_bounds, check_clip, softplus_bounded_positive
+from amago.nets.precision import at_least_float32
 from amago.nets.utils import add_activation_log
 
 
@@ -112,7 +113,7 @@ class Beta(PolicyOutput):
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> RescaledBeta:
         """The distribution over actions (..., A) for parameters (..., 2 A)."""
-        raw_alpha, raw_beta = vec.float().chunk(2, dim=-1)
+        raw_alpha, raw_beta = at_least_float32(vec).chunk(2, dim=-1)
         alpha = self.std_activation(raw_alpha, *self.alpha_bounds)
         beta = self.std_activation(raw_beta, *self.beta_bounds)
         add_activation_log("Beta alpha", alpha, log_dict)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli
 
 from amago.nets.policy_dists.base import PolicyOutput
+from amago.nets.precision import at_least_float32
 
 
 class Bits(Bernoulli):
@@ -40,4 +41,4 @@ class Multibinary(PolicyOutput):
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> Bits:
         """The distribution over bits for logits (..., A)."""
-        return Bits(logits=vec.float(), validate_args=False)
+        return Bits(logits=at_least_float32(vec), validate_args=False)

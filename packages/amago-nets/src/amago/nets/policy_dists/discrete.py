@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from amago.nets.policy_dists.base import PolicyOutput
+from amago.nets.precision import at_least_float32
 
 _MANY_ACTIONS_MASS = 10.0
 
@@ -57,7 +58,7 @@ class ClippedCategorical(Categorical):
     """
 
     def __init__(self, vec: Tensor, low: float = 0.0, high: float = 1.0) -> None:
-        softmax = torch.softmax(vec.float(), dim=-1)
+        softmax = torch.softmax(at_least_float32(vec), dim=-1)
         clipped = clip_probs(softmax.detach(), low, high)
         super().__init__(probs=straight_through(clipped, softmax), validate_args=False)
         # The parameters are right by construction, or NaN, which whoever optimises must be able to count and

@@ -23,6 +23,7 @@ from amago.nets.policy_dists.base import (
     softplus_bounded_positive,
     tanh_bounded_positive,
 )
+from amago.nets.precision import at_least_float32
 from amago.nets.utils import add_activation_log
 
 StdActivation = Callable[..., Tensor]
@@ -155,7 +156,7 @@ class TanhGaussian(PolicyOutput):
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> SquashedNormal:
         """The distribution over actions (..., A) for parameters (..., 2 A)."""
-        loc, raw_std = vec.float().chunk(2, dim=-1)
+        loc, raw_std = at_least_float32(vec).chunk(2, dim=-1)
         std = self.std_activation(raw_std, self.std_low, self.std_high)
         add_activation_log("TanhGaussian std", std, log_dict)
         return SquashedNormal(loc, std, self.clip_actions_on_log_prob)
@@ -211,7 +212,7 @@ class GMM(PolicyOutput):
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> SquashedMixture:
         """The distribution over actions (..., A) for parameters (..., M (2 A + 1))."""
         width = self.gmm_modes * self.d_action
-        loc, raw_std, logits = vec.float().split([width, width, self.gmm_modes], dim=-1)
+        loc, raw_std, logits = at_least_float32(vec).split([width, width, self.gmm_modes], dim=-1)
         shape = (*vec.shape[:-1], self.gmm_modes, self.d_action)
         std = self.std_activation(raw_std, self.std_low, self.std_high)
         add_activation_log("GMM std", std, log_dict)

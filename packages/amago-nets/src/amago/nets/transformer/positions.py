@@ -11,6 +11,8 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.precision import at_least_float32
+
 
 @gin.configurable(module="amago.nets.transformer")
 class FixedPosEmb(nn.Module):
@@ -90,6 +92,6 @@ class RotaryPosEmb(nn.Module):
         angles = (pos_idxs.unsqueeze(-1) * frequencies)[:, :, None, None]  # (B, L, 1, 1, D / 2)
         cos, sin = angles.cos(), angles.sin()
         qk, v = qkv[:, :, :2], qkv[:, :, 2:]
-        a, b = qk.float().chunk(2, dim=-1)
+        a, b = at_least_float32(qk).chunk(2, dim=-1)
         rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return torch.cat((rotated.to(qkv.dtype), v), dim=2)
