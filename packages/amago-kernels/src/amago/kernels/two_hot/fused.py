@@ -62,7 +62,8 @@ def _in_blocks(x: Tensor) -> bool:
 
 def _memory_order(x: Tensor) -> tuple[int, ...]:
     """The axes of x but the last, those with the longest strides first, and then the last one."""
-    return (*sorted(range(x.dim() - 1), key=lambda axis: -x.stride(axis)), x.dim() - 1)
+    strides = x.stride()
+    return (*sorted(range(x.dim() - 1), key=strides.__getitem__, reverse=True), x.dim() - 1)
 
 
 def _as_rows(x: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -152,7 +153,7 @@ class _WindowedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, lse, index, label, mask, weight = ctx.saved_tensors
         if weight is not None:
@@ -178,7 +179,7 @@ class _Mean(torch.autograd.Function):
         return mean
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, values, mean = ctx.saved_tensors
         if not _in_blocks(logits):
@@ -200,7 +201,7 @@ def two_hot_cross_entropy(
 ) -> Tensor:
     """See `amago.kernels.two_hot_cross_entropy`."""
     index, label = two_hot_window(target.detach().to(accumulation_dtype(logits)), bins)
-    loss: Tensor = _WindowedCrossEntropy.apply(logits, index, label, mask, weight)
+    loss: Tensor = _WindowedCrossEntropy.apply(logits, index, label, mask, weight)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -209,12 +210,12 @@ def hl_gauss_cross_entropy(
 ) -> Tensor:
     """See `amago.kernels.hl_gauss_cross_entropy`."""
     index, label = hl_gauss_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
-    loss: Tensor = _WindowedCrossEntropy.apply(logits, index, label, mask, weight)
+    loss: Tensor = _WindowedCrossEntropy.apply(logits, index, label, mask, weight)  # type: ignore[no-untyped-call]
     return loss
 
 
 def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:
     """See `amago.kernels.two_hot_mean`."""
     values = bins.points(accumulation_dtype(logits), logits.device)
-    mean: Tensor = _Mean.apply(logits, values)
+    mean: Tensor = _Mean.apply(logits, values)  # type: ignore[no-untyped-call]
     return bins.returns(mean)
