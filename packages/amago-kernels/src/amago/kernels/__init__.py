@@ -6,6 +6,7 @@
   `ClippedSinks` are two).
 - `two_hot_cross_entropy`, `hl_gauss_cross_entropy`, `two_hot_mean`: critics that classify returns into `Bins`.
 - `selective_scan`, `selective_scan_step`: Mamba's recurrence over whole sequences and step by step.
+- `linear`: linear layers by the faster of two libraries, a leaky ReLU included.
 - `available_backends`, `use_backend`: what can run, and how to insist on it.
 """
 
@@ -19,6 +20,7 @@ from amago.kernels.attention import (
     flex_attention_step,
 )
 from amago.kernels.backends import Backend, available_backends, use_backend
+from amago.kernels.linear import linear
 from amago.kernels.scan import selective_scan, selective_scan_step
 from amago.kernels.two_hot import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
 
@@ -34,6 +36,7 @@ __all__ = [
     "flex_attention",
     "flex_attention_step",
     "hl_gauss_cross_entropy",
+    "linear",
     "selective_scan",
     "selective_scan_step",
     "two_hot_cross_entropy",

@@ -21,6 +21,7 @@ class Backend(str, Enum):
     SDPA = "sdpa"
     FLEX = "flex"
     TORCH = "torch"
+    ONEDNN = "onednn"
     MAMBA_SSM = "mamba_ssm"
 
 
@@ -79,6 +80,11 @@ def _parse(backend: str | Backend | None) -> Backend | None:
         raise ValueError(f"backend must be 'auto' or one of {names}, got {backend!r}") from None
 
 
+def requested(backend: str | Backend | None) -> Backend | None:
+    """The backend that a call asks for, by its own argument or by `use_backend`; None if it asks for none."""
+    return _parse(backend) or _preferred
+
+
 def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: Any) -> Implementation:
     """The implementation that runs `operation` on these arguments.
 
@@ -86,7 +92,7 @@ def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: 
         ValueError: if the backend that was asked for does not exist.
         RuntimeError: if it cannot run the call; the message gives its reasons.
     """
-    wanted = _parse(backend) or _preferred
+    wanted = requested(backend)
     refusals = []
     for impl in _operations[operation]:
         if wanted is not None and impl.backend is not wanted:

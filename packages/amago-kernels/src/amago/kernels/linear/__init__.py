@@ -1,0 +1,65 @@
+"""Linear layers, with a leaky ReLU written over their result where one follows.
+
+Shapes: K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from amago.kernels.backends import Backend, Implementation, choose, register, requested
+from amago.kernels.linear import onednn, reference
+
+__all__ = ["linear"]
+
+
+def _anything(*_: object, **__: object) -> list[str]:
+    """The eager implementation supports every call."""
+    return []
+
+
+register(
+    "linear",
+    [
+        Implementation(Backend.ONEDNN, onednn.linear, onednn.unsupported),
+        Implementation(Backend.EAGER, reference.linear, _anything),
+    ],
+)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    leaky: float | None = None,
+    backend: str | Backend | None = None,
+) -> Tensor:
+    """x W^T + b, and max(y, leaky * y) of that where `leaky` is given.
+
+    Args:
+        x: (..., K).
+        weight: (N, K).
+        bias: (N,), or none.
+        leaky: slope in (0, 1] of the leaky ReLU for negative numbers.
+        backend: "eager", "onednn" (float32 on a CPU), or None / "auto" for the faster one: oneDNN for large
+            products in float32 on a CPU with AVX-512 that is not Intel's, where torch's BLAS does not use it.
+
+    Returns:
+        (..., N).
+
+    Raises:
+        ValueError: for shapes that do not fit, or a slope outside (0, 1].
+        RuntimeError: if the backend that was asked for cannot run the call.
+    """
+    if x.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"x must have {weight.shape[-1]} features to fit weight {tuple(weight.shape)}, "
+            f"got {tuple(x.shape)}"
+        )
+    if leaky is not None and not 0.0 < leaky <= 1.0:
+        raise ValueError(f"leaky must be None or a slope in (0, 1], got {leaky}")
+    if requested(backend) is None and not onednn.pays(x, weight):
+        return reference.linear(x, weight, bias, leaky)
+    out: Tensor = choose("linear", backend, x, weight, bias, leaky).run(x, weight, bias, leaky)
+    return out
