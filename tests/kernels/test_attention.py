@@ -192,7 +192,9 @@ def test_a_step_that_does_not_fit_the_cache_is_an_error():
         kernels.attention_step(q, k, v, kernels.RingCache.empty(3, 4, 3, 8))
 
 
-def test_available_backends_lists_every_operation():
+def test_available_backends_lists_the_operations_of_attention():
     backends = kernels.available_backends()
-    assert backends["attention"] == ["sdpa", "eager"]
+    assert backends["attention"] == ["sdpa", "flex", "eager"]
     assert backends["attention_step"] == ["sdpa", "eager"]
+    assert backends["flex_attention"] == ["flex", "sdpa", "eager"]
+    assert backends["flex_attention_step"] == ["sdpa", "eager"]

@@ -1,176 +1,24 @@
 """Exact softmax attention over whole sequences and step by step against a ring cache.
 
+- `plain`: `attention` and `attention_step`, with fixed options; `flex`: the same with functions of the caller.
+- `reference`, `step`: both written out, the specification; `flex_dense`: with score and mask functions.
+- `sdpa`, `flex_torch`: through torch's fused kernels.
+- `mods`: score and mask functions and their evaluation for all positions at once; `cache`: the ring cache.
+
 Shapes: B rows, L positions, H heads, D head dimension.
 """
 
-from __future__ import annotations
-
-import math
-
-from torch import Tensor
-
-from amago.kernels.attention import reference, sdpa, step
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.backends import Backend, Implementation, choose, register
+from amago.kernels.attention.flex import flex_attention, flex_attention_step
+from amago.kernels.attention.mods import ClippedSinks, SlidingWindow
+from amago.kernels.attention.plain import attention, attention_step
 
-__all__ = ["RingCache", "attention", "attention_step"]
-
-
-def _anything(*_: object, **__: object) -> list[str]:
-    """The eager implementation supports every call."""
-    return []
-
-
-def _sdpa_step_unsupported(*_: object, **options: object) -> list[str]:
-    """The limits of the whole-sequence form hold for the step as well."""
-    return sdpa.unsupported(**options)
-
-
-register(
+__all__ = [
+    "ClippedSinks",
+    "RingCache",
+    "SlidingWindow",
     "attention",
-    [
-        Implementation(Backend.SDPA, sdpa.attention, sdpa.unsupported),
-        Implementation(Backend.EAGER, reference.attention, _anything),
-    ],
-)
-register(
     "attention_step",
-    [
-        Implementation(Backend.SDPA, step.sdpa_step, _sdpa_step_unsupported),
-        Implementation(Backend.EAGER, step.eager_step, _anything),
-    ],
-)
-
-
-def _check_options(window: int | None, sink: int, logit_clip: float | None) -> None:
-    """Raises ValueError for options outside their ranges."""
-    if window is not None and window < 0:
-        raise ValueError(f"window must be None or at least 0 (steps back that are seen), got {window}")
-    if sink < 0:
-        raise ValueError(f"sink must be at least 0 positions, got {sink}")
-    if logit_clip is not None and logit_clip <= 0:
-        raise ValueError(f"logit_clip must be None or positive, got {logit_clip}")
-
-
-def _check_same(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises ValueError unless q, k and v are (B, L, H, D) of one shape, dtype and device."""
-    if q.dim() != 4:
-        raise ValueError(f"q must be (batch, length, heads, head dim), got shape {tuple(q.shape)}")
-    if not q.is_floating_point():
-        raise ValueError(f"q must be floating-point numbers, got {q.dtype}")
-    for name, other in (("k", k), ("v", v)):
-        if other.shape != q.shape:
-            raise ValueError(f"{name} must have the shape of q, {tuple(q.shape)}, got {tuple(other.shape)}")
-        if other.dtype != q.dtype or other.device != q.device:
-            raise ValueError(
-                f"{name} must be {q.dtype} on {q.device} like q, got {other.dtype} on {other.device}"
-            )
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    sink: int = 0,
-    sink_bias: float = 0.0,
-    logit_clip: float | None = None,
-    lengths: Tensor | None = None,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-    backend: str | Backend | None = None,
-) -> Tensor:
-    """softmax(scale * q k^T) v over the positions that each query may see (Vaswani et al. 2017, eq. 1).
-
-    Args:
-        q: queries (B, L, H, D).
-        k: keys, same shape.
-        v: values, same shape.
-        causal: position i sees only j <= i.
-        window: position i sees only j with |i - j| <= window, and the sinks. None for no limit.
-        sink: so many first positions are seen from everywhere (Xiao et al. 2024) when there is a window.
-        sink_bias: added to the scores of the sinks, before clipping.
-        logit_clip: scores are clamped to plus and minus this.
-        lengths: (B,) integers; keys at and beyond them are not seen, and outputs there are 0.
-        dropout_p: probability in [0, 1) of dropping an attention weight.
-        scale: of the scores; 1 / sqrt(D) by default.
-        backend: "eager", "sdpa", or None / "auto" for the first that can run the call.
-
-    Returns:
-        (B, L, H, D), dtype of q.
-
-    Raises:
-        ValueError: for shapes, dtypes or options that do not fit.
-        RuntimeError: if the backend that was asked for cannot run the call.
-    """
-    _check_same(q, k, v)
-    _check_options(window, sink, logit_clip)
-    if lengths is not None and lengths.shape != q.shape[:1]:
-        raise ValueError(f"lengths must be ({q.shape[0]},), one per row, got {tuple(lengths.shape)}")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
-    options = {
-        "causal": causal,
-        "window": window,
-        "sink": sink,
-        "sink_bias": sink_bias,
-        "logit_clip": logit_clip,
-        "lengths": lengths,
-        "dropout_p": dropout_p,
-        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
-    }
-    out: Tensor = choose("attention", backend, q, k, v, **options).run(q, k, v, **options)
-    return out
-
-
-def attention_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: RingCache,
-    *,
-    window: int | None = None,
-    sink: int = 0,
-    sink_bias: float = 0.0,
-    logit_clip: float | None = None,
-    scale: float | None = None,
-    backend: str | Backend | None = None,
-) -> Tensor:
-    """Writes one timestep's key and value of every row into the cache and attends to what the cache holds.
-
-    Equal to `attention` over each row's history in which every position sees its last W steps (itself
-    included), W being the cache's size. The cache's lengths do not move: layers that share them call
-    `RingCache.advance` once, after the last layer.
-
-    Args:
-        q: queries (B, 1, H, D).
-        k: keys, same shape.
-        v: values, same shape.
-        cache: changed in place; its rows are the rows of q.
-        window, sink, sink_bias, logit_clip, scale: as in `attention`; sinks are the first positions of what
-            the cache remembers.
-        backend: "eager", "sdpa", or None / "auto" for the first that can run the call.
-
-    Returns:
-        (B, 1, H, D), dtype of q.
-
-    Raises:
-        ValueError: for shapes or options that do not fit.
-        RuntimeError: if the backend that was asked for cannot run the call.
-    """
-    _check_same(q, k, v)
-    _check_options(window, sink, logit_clip)
-    rows, _, heads, dim = cache.keys.shape
-    if q.shape != (rows, 1, heads, dim):
-        raise ValueError(f"q must be {(rows, 1, heads, dim)} to fit the cache, got {tuple(q.shape)}")
-    options = {
-        "window": window,
-        "sink": sink,
-        "sink_bias": sink_bias,
-        "logit_clip": logit_clip,
-        "scale": 1.0 / math.sqrt(dim) if scale is None else scale,
-    }
-    out: Tensor = choose("attention_step", backend, q, k, v, cache, **options).run(q, k, v, cache, **options)
-    return out
+    "flex_attention",
+    "flex_attention_step",
+]

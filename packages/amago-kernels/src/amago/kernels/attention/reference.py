@@ -1,6 +1,6 @@
 """Attention written out in plain torch: the specification of the operation.
 
-Shapes: B rows, L positions, H heads, D head dimension, W slots of the ring cache.
+Shapes: B rows, L positions, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def visible(
     sink: int,
     lengths: Tensor | None,
 ) -> Tensor | None:
-    """Which position i sees which j: bool, broadcastable to (B, 1, L, L); None if all see all."""
+    """Which position i sees which j: bool (1, 1, L, L), or (B, 1, L, L) with lengths; None if all see all."""
     if not causal and window is None and lengths is None:
         return None
     i = torch.arange(length, device=device).unsqueeze(1)
@@ -36,36 +36,21 @@ def visible(
     return mask
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    *,
-    sinks: Tensor | None,
-    sink_bias: float,
-    logit_clip: float | None,
-    dropout_p: float,
-    scale: float,
-) -> Tensor:
-    """softmax(clip(scale * q k^T + sink bias)) v over the visible positions; a query that sees none gets 0.
-
-    q (B, Lq, H, D), k and v (B, Lk, H, D), mask and sinks bool broadcastable to (B, 1, Lq, Lk); the result is
-    (B, Lq, H, D).
-    """
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, L, D)
-    scores = (q @ k.transpose(-1, -2)) * scale  # (B, H, Lq, Lk)
+def bias_and_clip(scores: Tensor, sinks: Tensor | None, sink_bias: float, logit_clip: float | None) -> Tensor:
+    """Scores (B, H, Lq, Lk) with the bias of the sinks (bool, broadcastable) added, then clipped."""
     if sinks is not None and sink_bias != 0.0:
         scores = scores + sink_bias * sinks.to(scores.dtype)
-    if logit_clip is not None:
-        scores = scores.clamp(-logit_clip, logit_clip)
+    return scores if logit_clip is None else scores.clamp(-logit_clip, logit_clip)
+
+
+def weights_of(scores: Tensor, mask: Tensor | None, dropout_p: float = 0.0) -> Tensor:
+    """Softmax of scores (..., Lk) over what the mask (bool, broadcastable) shows; all 0 where it shows nothing."""
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
     if mask is not None:
         weights = weights.masked_fill(~mask, 0.0)
-    weights = F.dropout(weights, dropout_p)
-    return (weights @ v).transpose(1, 2)  # (B, Lq, H, D)
+    return F.dropout(weights, dropout_p)
 
 
 def attention(
@@ -85,18 +70,10 @@ def attention(
     """The whole-sequence form; see `amago.kernels.attention`."""
     length = q.shape[1]
     mask = visible(length, q.device, causal=causal, window=window, sink=sink, lengths=lengths)
-    sinks = (torch.arange(length, device=q.device) < sink) if sink else None  # (Lk,)
-    out = attend(
-        q,
-        k,
-        v,
-        mask,
-        sinks=sinks,
-        sink_bias=sink_bias,
-        logit_clip=logit_clip,
-        dropout_p=dropout_p,
-        scale=scale,
-    )
+    sinks = (torch.arange(length, device=q.device) < sink) if sink else None  # (L,)
+    scores = (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)) * scale  # (B, H, L, L)
+    weights = weights_of(bias_and_clip(scores, sinks, sink_bias, logit_clip), mask, dropout_p)
+    out = (weights @ v.transpose(1, 2)).transpose(1, 2)  # (B, L, H, D)
     return out if lengths is None else zero_padding(out, lengths)
 
 

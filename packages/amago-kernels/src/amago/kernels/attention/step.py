@@ -1,22 +1,40 @@
 """One new timestep per row against a ring cache: what a rollout does.
 
+A step reads the cache where it lies. Multiplying a (B, W, H, D) cache head by head would copy all of it first,
+so the written-out form multiplies whole slots (B, W, H * D) by queries that are spread over a block diagonal:
+H times the arithmetic, of which one query has little, and none of the copying.
+
 Shapes: B rows, W slots of the cache, H heads, D head dimension.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.reference import attend
-from amago.kernels.attention.sdpa import heads_first
+from amago.kernels.attention.reference import bias_and_clip, weights_of
+from amago.kernels.attention.sdpa import fused
 
 
-def _write(k: Tensor, v: Tensor, cache: RingCache) -> Tensor:
+class Places(NamedTuple):
+    """Where in a row's window the slots of its ring lie. The window that is remembered begins at position 0,
+    which is the episode's first step, or the one W - 1 steps ago.
+
+    Args:
+        now: (B,), position of the step that was just written.
+        slots: (B, W), position of each slot; 0 for slots that hold nothing of the episode.
+        filled: (B, W) bool, whether the slot holds a step of the episode.
+    """
+
+    now: Tensor
+    slots: Tensor
+    filled: Tensor
+
+
+def write(k: Tensor, v: Tensor, cache: RingCache) -> Tensor:
     """Puts this step's key and value into every row's next slot; returns the slots (B,)."""
     slots = cache.lengths % cache.window
     rows = torch.arange(len(slots), device=slots.device)
@@ -25,20 +43,37 @@ def _write(k: Tensor, v: Tensor, cache: RingCache) -> Tensor:
     return slots
 
 
-def _visible(cache: RingCache, slots: Tensor, window: int | None, sink: int) -> tuple[Tensor, Tensor | None]:
-    """Masks over the slots, bool (B, 1, 1, W): those that the new step sees, and the sinks among them."""
+def places(cache: RingCache, slots: Tensor) -> Places:
+    """The positions of all slots after the step in `slots` (B,) was written."""
     size = cache.window
-    if window is None and not sink:
-        filled = torch.arange(size, device=slots.device) <= cache.lengths.unsqueeze(1)  # (B, W)
-        return filled[:, None, None], None
     age = (slots.unsqueeze(1) - torch.arange(size, device=slots.device)) % size  # (B, W)
-    seen = age <= cache.lengths.unsqueeze(1)
-    # The window that is remembered begins at the episode's start, or W - 1 steps ago.
-    place = cache.lengths.clamp(max=size - 1).unsqueeze(1) - age
-    sinks = seen & (place < sink)
+    now = cache.lengths.clamp(max=size - 1)
+    return Places(now, (now.unsqueeze(1) - age).clamp(min=0), age <= cache.lengths.unsqueeze(1))
+
+
+def _visible(cache: RingCache, slots: Tensor, window: int | None, sink: int) -> tuple[Tensor, Tensor | None]:
+    """Masks over the slots, bool (B, W): those that the new step sees, and the sinks among them."""
+    if window is None and not sink:
+        steps = torch.arange(cache.window, device=slots.device)
+        return steps <= cache.lengths.unsqueeze(1), None
+    now, where, seen = places(cache, slots)
+    sinks = seen & (where < sink)
     if window is not None:
-        seen = seen & ((age <= window) | sinks)
-    return seen[:, None, None], sinks[:, None, None]
+        seen = seen & ((now.unsqueeze(1) - where <= window) | sinks)
+    return seen, sinks
+
+
+def scores_of(q: Tensor, keys: Tensor) -> Tensor:
+    """Products of one query per row (B, 1, H, D) with all keys (B, W, H, D): (B, H, W), no key copied."""
+    spread = torch.diag_embed(q[:, 0].transpose(1, 2), dim1=1, dim2=3)  # (B, H, D, H), 0 off the diagonal
+    return torch.bmm(keys.flatten(2), spread.flatten(1, 2)).transpose(1, 2)
+
+
+def mix(weights: Tensor, values: Tensor) -> Tensor:
+    """Values (B, W, H, D) averaged by weights (B, H, W): (B, 1, H, D), no value copied."""
+    heads, dim = values.shape[2:]
+    mixed = torch.bmm(weights, values.flatten(2)).view(-1, heads, heads, dim)  # every head's weights for all
+    return mixed.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(1)
 
 
 def eager_step(
@@ -54,19 +89,17 @@ def eager_step(
     scale: float,
 ) -> Tensor:
     """The specification of `amago.kernels.attention_step`."""
-    seen, sinks = _visible(cache, _write(k, v, cache), window, sink)
-    dtype = cache.keys.dtype
-    return attend(
-        q.to(dtype),
-        cache.keys,
-        cache.values,
-        seen,
-        sinks=sinks,
-        sink_bias=sink_bias,
-        logit_clip=logit_clip,
-        dropout_p=0.0,
-        scale=scale,
-    ).to(q.dtype)
+    seen, sinks = _visible(cache, write(k, v, cache), window, sink)
+    scores = scores_of(q.to(cache.keys.dtype), cache.keys) * scale  # (B, H, W)
+    sinks = None if sinks is None else sinks.unsqueeze(1)
+    weights = weights_of(bias_and_clip(scores, sinks, sink_bias, logit_clip), seen.unsqueeze(1))
+    return mix(weights, cache.values).to(q.dtype)
+
+
+def fused_step(q: Tensor, cache: RingCache, seen: Tensor, scale: float) -> Tensor:
+    """torch's fused attention of one query per row to the slots in `seen`, bool broadcastable to (B, H, 1, W)."""
+    out = fused(q.to(cache.keys.dtype), cache.keys, cache.values, attn_mask=seen, scale=scale)
+    return out.to(q.dtype)  # (B, 1, H, D)
 
 
 def sdpa_step(
@@ -81,12 +114,5 @@ def sdpa_step(
     **_: Any,
 ) -> Tensor:
     """The same by torch's scaled_dot_product_attention."""
-    seen, _sinks = _visible(cache, _write(k, v, cache), window, sink)
-    out = F.scaled_dot_product_attention(
-        heads_first(q.to(cache.keys.dtype)),
-        heads_first(cache.keys),
-        heads_first(cache.values),
-        attn_mask=seen,
-        scale=scale,
-    )
-    return out.transpose(1, 2).to(q.dtype)  # (B, 1, H, D)
+    seen, _sinks = _visible(cache, write(k, v, cache), window, sink)
+    return fused_step(q, cache, seen[:, None, None], scale)

@@ -1,4 +1,4 @@
-"""The kinds of self-attention that a Transformer can be built with; all compute through `amago.kernels`.
+"""The interface of self-attention and its common kinds; all compute through `amago.kernels`.
 
 A kind takes packed queries, keys and values (B, L, 3, H, D). In a rollout L is 1 and it also takes the layer's
 ring cache: `key_cache` and `val_cache` (B, W, H, D), written in place, and `cache_seqlens` (B,), the steps that
@@ -28,6 +28,11 @@ class SelfAttention(nn.Module, ABC):
         self.causal = causal
         self.dropout = dropout
 
+    @property
+    def dropout_now(self) -> float:
+        """The dropout that acts now."""
+        return self.dropout if self.training else 0.0
+
     @abstractmethod
     def forward(
         self,
@@ -38,30 +43,20 @@ class SelfAttention(nn.Module, ABC):
     ) -> Tensor:
         """(B, L, 3, H, D) -> (B, L, H, D)."""
 
-    def _attend(
-        self,
-        qkv: Tensor,
-        key_cache: Tensor | None,
-        val_cache: Tensor | None,
-        cache_seqlens: Tensor | None,
-        *,
-        window: int | None = None,
-        backend: str = "auto",
-    ) -> Tensor:
-        """Exact attention over the sequence, or of one step against the cache."""
-        q, k, v = qkv.unbind(2)  # each (B, L, H, D)
-        if key_cache is None or val_cache is None or cache_seqlens is None:
-            return kernels.attention(
-                q,
-                k,
-                v,
-                causal=self.causal,
-                window=window,
-                dropout_p=self.dropout if self.training else 0.0,
-                backend=backend,
-            )
-        cache = kernels.RingCache(key_cache, val_cache, cache_seqlens)
-        return kernels.attention_step(q, k, v, cache, window=window, backend=backend)
+
+def ring_cache(
+    key_cache: Tensor | None, val_cache: Tensor | None, cache_seqlens: Tensor | None
+) -> kernels.RingCache | None:
+    """The layer's cache in a rollout, None for a whole sequence.
+
+    Raises:
+        ValueError: if only some of its parts are given.
+    """
+    if key_cache is None and val_cache is None and cache_seqlens is None:
+        return None
+    if key_cache is None or val_cache is None or cache_seqlens is None:
+        raise ValueError("key_cache, val_cache and cache_seqlens must be given together, or none of them")
+    return kernels.RingCache(key_cache, val_cache, cache_seqlens)
 
 
 class VanillaAttention(SelfAttention):
@@ -80,7 +75,11 @@ class VanillaAttention(SelfAttention):
         cache_seqlens: Tensor | None = None,
     ) -> Tensor:
         """(B, L, 3, H, D) -> (B, L, H, D)."""
-        return self._attend(qkv, key_cache, val_cache, cache_seqlens, backend="eager")
+        q, k, v = qkv.unbind(2)  # each (B, L, H, D)
+        cache = ring_cache(key_cache, val_cache, cache_seqlens)
+        if cache is not None:
+            return kernels.attention_step(q, k, v, cache, backend="eager")
+        return kernels.attention(q, k, v, causal=self.causal, dropout_p=self.dropout_now, backend="eager")
 
 
 @gin.configurable(module="amago.nets.transformer")
@@ -91,20 +90,29 @@ class FlashAttention(SelfAttention):
         causal: whether a position sees only itself and those before it.
         dropout: of the attention weights, in training.
         window_size: (left, right) steps that a position sees before and after itself; -1 for no limit. With
-            causal attention the right one does not matter; without, both must be equal.
+            causal attention, and in rollouts, there is nothing to the right.
 
     Raises:
-        ValueError: for unequal sides without causal attention.
+        ValueError: unless window_size is two integers of at least -1.
     """
 
     def __init__(
         self, causal: bool = True, dropout: float = 0.0, window_size: tuple[int, int] = (-1, -1)
     ) -> None:
-        super().__init__(causal=causal, dropout=dropout)
-        left, right = window_size
-        if not causal and left != right:
-            raise ValueError(f"window_size must have equal sides without causal attention, got {window_size}")
-        self.window = None if left < 0 else left
+        if len(window_size) != 2 or any(not isinstance(side, int) or side < -1 for side in window_size):
+            raise ValueError(f"window_size must be (left, right), integers of at least -1, got {window_size}")
+        super().__init__(causal=causal or window_size[1] == 0, dropout=dropout)
+        left, right = (None if side < 0 else side for side in window_size)
+        self.window = left
+        self.unequal_sides = not self.causal and left != right
+        self.right = right
+
+    def _within_sides(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Mask function of a window whose sides differ: i sees j with i - left <= j <= i + right."""
+        seen = kv_idx == kv_idx
+        if self.window is not None:
+            seen = seen & (q_idx - kv_idx <= self.window)
+        return seen if self.right is None else seen & (kv_idx - q_idx <= self.right)
 
     def forward(
         self,
@@ -114,4 +122,12 @@ class FlashAttention(SelfAttention):
         cache_seqlens: Tensor | None = None,
     ) -> Tensor:
         """(B, L, 3, H, D) -> (B, L, H, D)."""
-        return self._attend(qkv, key_cache, val_cache, cache_seqlens, window=self.window)
+        q, k, v = qkv.unbind(2)  # each (B, L, H, D)
+        cache = ring_cache(key_cache, val_cache, cache_seqlens)
+        if cache is not None:
+            return kernels.attention_step(q, k, v, cache, window=self.window)
+        if self.unequal_sides:
+            return kernels.flex_attention(
+                q, k, v, mask_mod=self._within_sides, causal=False, dropout_p=self.dropout_now
+            )
+        return kernels.attention(q, k, v, causal=self.causal, window=self.window, dropout_p=self.dropout_now)

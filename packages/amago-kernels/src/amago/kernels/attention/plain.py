@@ -1,0 +1,146 @@
+"""The public functions `attention` and `attention_step`: exact softmax attention with fixed options.
+
+Shapes: B rows, L positions, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from amago.kernels.attention import flex_torch, reference, sdpa, step
+from amago.kernels.attention.cache import RingCache
+from amago.kernels.attention.checks import check_cache, check_options, check_same, check_sequence
+from amago.kernels.backends import Backend, Implementation, choose, register
+
+
+def _anything(*_: object, **__: object) -> list[str]:
+    """The eager implementation supports every call."""
+    return []
+
+
+def _sdpa_step_unsupported(*_: object, **options: object) -> list[str]:
+    """The limits of the whole-sequence form hold for the step as well."""
+    return sdpa.unsupported(**options)
+
+
+register(
+    "attention",
+    [
+        Implementation(Backend.SDPA, sdpa.attention, sdpa.unsupported),
+        Implementation(Backend.FLEX, flex_torch.attention, flex_torch.unsupported),
+        Implementation(Backend.EAGER, reference.attention, _anything),
+    ],
+)
+register(
+    "attention_step",
+    [
+        Implementation(Backend.SDPA, step.sdpa_step, _sdpa_step_unsupported),
+        Implementation(Backend.EAGER, step.eager_step, _anything),
+    ],
+)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    sink: int = 0,
+    sink_bias: float = 0.0,
+    logit_clip: float | None = None,
+    lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    backend: str | Backend | None = None,
+) -> Tensor:
+    """softmax(scale * q k^T) v over the positions that each query may see (Vaswani et al. 2017, eq. 1).
+
+    Args:
+        q: queries (B, L, H, D).
+        k: keys, same shape.
+        v: values, same shape.
+        causal: position i sees only j <= i.
+        window: position i sees only j with |i - j| <= window, and the sinks. None for no limit.
+        sink: so many first positions are seen from everywhere (Xiao et al. 2024) when there is a window.
+        sink_bias: added to the scores of the sinks, before clipping.
+        logit_clip: scores are clamped to plus and minus this.
+        lengths: (B,) integers; keys at and beyond them are not seen, and outputs there are 0.
+        dropout_p: probability in [0, 1) of dropping an attention weight.
+        scale: of the scores; 1 / sqrt(D) by default.
+        backend: "sdpa", "flex" (CUDA), "eager", or None / "auto" for the first that can run the call.
+
+    Returns:
+        (B, L, H, D), dtype of q.
+
+    Raises:
+        ValueError: for shapes, dtypes or options that do not fit.
+        RuntimeError: if the backend that was asked for cannot run the call.
+    """
+    check_same(q, k, v)
+    check_options(window, sink, logit_clip)
+    check_sequence(q, lengths, dropout_p)
+    options = {
+        "causal": causal,
+        "window": window,
+        "sink": sink,
+        "sink_bias": sink_bias,
+        "logit_clip": logit_clip,
+        "lengths": lengths,
+        "dropout_p": dropout_p,
+        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
+    }
+    out: Tensor = choose("attention", backend, q, k, v, **options).run(q, k, v, **options)
+    return out
+
+
+def attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: RingCache,
+    *,
+    window: int | None = None,
+    sink: int = 0,
+    sink_bias: float = 0.0,
+    logit_clip: float | None = None,
+    scale: float | None = None,
+    backend: str | Backend | None = None,
+) -> Tensor:
+    """Writes one timestep's key and value of every row into the cache and attends to what the cache holds.
+
+    Equal to `attention` over each row's history in which every position sees its last W steps (itself
+    included), W being the cache's size. The cache's lengths do not move: layers that share them call
+    `RingCache.advance` once, after the last layer.
+
+    Args:
+        q: queries (B, 1, H, D).
+        k: keys, same shape.
+        v: values, same shape.
+        cache: changed in place; its rows are the rows of q.
+        window, sink, sink_bias, logit_clip, scale: as in `attention`; sinks are the first positions of what
+            the cache remembers.
+        backend: "eager", "sdpa", or None / "auto" for the first that can run the call.
+
+    Returns:
+        (B, 1, H, D), dtype of q.
+
+    Raises:
+        ValueError: for shapes or options that do not fit.
+        RuntimeError: if the backend that was asked for cannot run the call.
+    """
+    check_same(q, k, v)
+    check_options(window, sink, logit_clip)
+    check_cache(q, cache)
+    options = {
+        "window": window,
+        "sink": sink,
+        "sink_bias": sink_bias,
+        "logit_clip": logit_clip,
+        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
+    }
+    out: Tensor = choose("attention_step", backend, q, k, v, cache, **options).run(q, k, v, cache, **options)
+    return out
