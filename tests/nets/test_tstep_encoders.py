@@ -19,7 +19,7 @@ from amago.nets.tstep_encoders import (
     list_registered_tstep_encoders,
     register_tstep_encoder,
 )
-from amago.nets.tstep_encoders.cnn import num_clean_sequences
+from amago.nets.tstep_encoders.augmentation import num_clean_sequences
 
 
 def box(*shape, dtype=np.float32):

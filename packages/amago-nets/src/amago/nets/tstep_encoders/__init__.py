@@ -1,7 +1,7 @@
 """Timestep encoders: the observation, previous reward and previous action of one timestep to a vector.
 
 Everything behind them is the same for all environments. Chosen by name from a registry that user code can
-add to: "ff" for arrays, "cnn" for images.
+add to: "ff" for arrays, "cnn" for images, "multimodal" for images, vectors and token sequences side by side.
 """
 
 from amago.nets.tstep_encoders.base import (
@@ -12,12 +12,18 @@ from amago.nets.tstep_encoders.base import (
     rl2_dim,
 )
 from amago.nets.tstep_encoders.cnn import CNNTstepEncoder
+from amago.nets.tstep_encoders.features import ImageFeatures, TokenFeatures, VectorFeatures
 from amago.nets.tstep_encoders.ff import FFTstepEncoder
+from amago.nets.tstep_encoders.multimodal import MultiModalTstepEncoder
 
 __all__ = [
     "CNNTstepEncoder",
     "FFTstepEncoder",
+    "ImageFeatures",
+    "MultiModalTstepEncoder",
+    "TokenFeatures",
     "TstepEncoder",
+    "VectorFeatures",
     "get_tstep_encoder_cls",
     "list_registered_tstep_encoders",
     "register_tstep_encoder",

@@ -3,7 +3,7 @@
 Shapes: B batch, L timesteps, A action width; images (H, W, C) or (C, H, W).
 """
 
-import math
+import warnings
 from typing import Any
 
 import gin
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
-from amago.nets.cnn import CNN, DrQv2Aug, NatureishCNN
+from amago.nets.cnn import CNN, NatureishCNN
 from amago.nets.ff import Normalization
 from amago.nets.registry import did_you_mean
-from amago.nets.specs import as_obs_spec
+from amago.nets.specs import ArraySpec, as_obs_spec
+from amago.nets.tstep_encoders.augmentation import ShiftShareOfBatch, check_share
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
 from amago.nets.utils import add_activation_log, symlog
-
-_AUG_PAD = 4
 
 
 @register_tstep_encoder("cnn")
@@ -38,8 +37,9 @@ class CNNTstepEncoder(TstepEncoder):
         activation: see `activation_switch`.
         hide_rl2s: replace previous reward and action by zeros.
         drqv2_aug: shift images at random by up to 4 pixels in training (Yarats et al. 2021, "DrQ-v2").
-        aug_pct_of_batch: share of a batch's sequences that are augmented, in [0, 1], see `num_clean_sequences`.
+        aug_pct_of_batch: share of a batch's sequences that are augmented, in [0, 1], rounded down.
         obs_key: key of the image.
+        from_float: images are numbers around zero already, and not pixels in [0, 255] that are scaled to [-1, 1).
 
     Raises:
         ValueError: if there is no such key, it is no image, or a share is out of range; also for augmentation
@@ -61,15 +61,18 @@ class CNNTstepEncoder(TstepEncoder):
         drqv2_aug: bool = False,
         aug_pct_of_batch: float = 0.75,
         obs_key: str = "observation",
+        from_float: bool = False,
     ) -> None:
         super().__init__(obs_space=obs_space, rl2_space=rl2_space, hide_rl2s=hide_rl2s)
-        if not 0.0 <= aug_pct_of_batch <= 1.0:
-            raise ValueError(f"aug_pct_of_batch must be a share between 0 and 1, got {aug_pct_of_batch!r}")
-        img_shape = _image_shape(obs_space, obs_key)
+        check_share(aug_pct_of_batch)
+        img_spec = _image_spec(obs_space, obs_key)
+        img_shape = img_spec.shape
+        if not from_float:
+            _warn_of_small_floats(img_spec, obs_key)
         self.obs_key = obs_key
+        self.from_float = from_float
         self.d_output = d_output
-        self.aug_pct_of_batch = aug_pct_of_batch
-        self.augment = _augmentation(img_shape, channels_first) if drqv2_aug else None
+        self.augment = ShiftShareOfBatch(img_shape, channels_first, aug_pct_of_batch) if drqv2_aug else None
         self.cnn = cnn_type(img_shape=img_shape, channels_first=channels_first, activation=activation)
         with torch.no_grad():
             d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
@@ -89,10 +92,9 @@ class CNNTstepEncoder(TstepEncoder):
     ) -> Tensor:
         """Images (B, L, *img_shape) and rl2s (B, L, 1 + A) to (B, L, d_output)."""
         img = obs[self.obs_key]
-        if self.augment is not None and self.training:
-            clean = num_clean_sequences(img.shape[0], self.aug_pct_of_batch)
-            img = torch.cat([img[:clean], self.augment(img[clean:])])
-        img_features = self.activation(self.img_features(self.cnn(img)))
+        if self.augment is not None:
+            img = self.augment(img)
+        img_features = self.activation(self.img_features(self.cnn(img, from_float=self.from_float)))
         rl2_features = self.activation(self.rl2_features(symlog(rl2s)))
         merged = self.merge(torch.cat([img_features, rl2_features], dim=-1))
         out: Tensor = self.out_norm(merged)
@@ -101,29 +103,24 @@ class CNNTstepEncoder(TstepEncoder):
         return out
 
 
-def num_clean_sequences(batch_size: int, share: float) -> int:
-    """How many sequences stay clean when `share` of a batch is augmented: rounded up, but never all."""
-    return min(math.ceil(batch_size * (1.0 - share)), batch_size - 1)
-
-
-def _image_shape(obs_space: Any, obs_key: str) -> tuple[int, int, int]:
-    """The shape of the image at `obs_key`; ValueError that says what there is instead."""
+def _image_spec(obs_space: Any, obs_key: str) -> ArraySpec:
+    """What is known of the image at `obs_key`; ValueError that says what there is instead."""
     spec = as_obs_spec(obs_space)
     if obs_key not in spec:
         hint = did_you_mean(obs_key, spec)
         raise ValueError(f"obs_key={obs_key!r} is no observation: {hint}there are {', '.join(sorted(spec))}")
-    shape = spec[obs_key].shape
-    if len(shape) != 3:
-        raise ValueError(f"observation {obs_key!r} must be an image with three axes, got shape {shape}")
-    return shape[0], shape[1], shape[2]
-
-
-def _augmentation(img_shape: tuple[int, int, int], channels_first: bool) -> DrQv2Aug:
-    """Random shifts for square images; ValueError for others."""
-    height, width = img_shape[1:] if channels_first else img_shape[:2]
-    if height != width:
+    if len(spec[obs_key].shape) != 3:
         raise ValueError(
-            f"drqv2_aug needs square images, got {height} x {width} (channels_first={channels_first}); "
-            "resize them or switch it off"
+            f"observation {obs_key!r} must be an image with three axes, got shape {spec[obs_key].shape}"
         )
-    return DrQv2Aug(_AUG_PAD, channels_first=channels_first)
+    return spec[obs_key]
+
+
+def _warn_of_small_floats(img: ArraySpec, obs_key: str) -> None:
+    """A UserWarning if what is about to be scaled as pixels in [0, 255] cannot exceed 1."""
+    if not img.is_integer and img.high is not None and img.high <= 1.0:
+        warnings.warn(
+            f"observation {obs_key!r} lies in [{img.low}, {img.high}], so the scaling of pixels in [0, 255] makes "
+            "its images nearly constant; set CNNTstepEncoder.from_float=True for images that are scaled already",
+            stacklevel=3,
+        )

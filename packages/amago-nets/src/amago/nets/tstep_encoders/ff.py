@@ -15,7 +15,7 @@ from amago.nets.input_norm import InputNorm
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
-from amago.nets.utils import add_activation_log
+from amago.nets.utils import add_activation_log, symlog
 
 
 @register_tstep_encoder("ff")
@@ -36,6 +36,8 @@ class FFTstepEncoder(TstepEncoder):
         normalize_inputs: standardise the input by running statistics (kept either way).
         specify_obs_keys: use only these observations.
         auto_scale: widen hidden layers to the number of input features where that is larger than `d_hidden`.
+        symlog_inputs: take the symlog of all features, `rl2s` included, before they are standardised: for inputs
+            whose magnitudes differ by powers of ten.
 
     Raises:
         ValueError: if a key of `specify_obs_keys` is not in the space, or none are left.
@@ -55,12 +57,14 @@ class FFTstepEncoder(TstepEncoder):
         normalize_inputs: bool = True,
         specify_obs_keys: Sequence[str] | None = None,
         auto_scale: bool = False,
+        symlog_inputs: bool = False,
     ) -> None:
         super().__init__(obs_space=obs_space, rl2_space=rl2_space, hide_rl2s=hide_rl2s)
         spec = as_obs_spec(obs_space)
         self.obs_keys = _chosen_keys(spec, specify_obs_keys)
         d_inp = sum(spec[key].dim for key in self.obs_keys) + rl2_dim(rl2_space)
         self.d_output = d_output
+        self.symlog_inputs = symlog_inputs
         self.in_norm = InputNorm(d_inp, skip=not normalize_inputs)
         self.base = MLP(
             d_inp=d_inp,
@@ -84,6 +88,8 @@ class FFTstepEncoder(TstepEncoder):
         rows = rl2s.shape[:-1]
         arrays = [obs[key].reshape(*rows, -1).to(rl2s.dtype) for key in self.obs_keys]
         x = torch.cat([*arrays, rl2s], dim=-1)  # (B, L, D + 1 + A)
+        if self.symlog_inputs:
+            x = symlog(x)
         if self.training:
             self.in_norm.update_stats(x)
         out: Tensor = self.out_norm(self.base(self.in_norm(x)))

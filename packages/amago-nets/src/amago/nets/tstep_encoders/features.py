@@ -1,0 +1,253 @@
+"""Encoders of one observation: an image, a vector, a sequence of tokens. `multimodal` puts them together.
+
+Each is made from the space of its observation (or its shape, or an `ArraySpec`) alone; all else has a default that
+gin or `functools.partial` changes. The width of the result is `emb_dim`.
+
+Shapes: B batch, L timesteps; images (H, W, C) or (C, H, W); K tokens in a sequence.
+"""
+
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amago.nets.activations import activation_switch
+from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN
+from amago.nets.ff import MLP
+from amago.nets.input_norm import InputNorm
+from amago.nets.specs import as_array_spec
+from amago.nets.tstep_encoders.augmentation import ShiftShareOfBatch, check_share
+from amago.nets.utils import symlog
+
+MAX_TOKENS = 2**18
+"""The largest vocabulary that is embedded: integers of a wider range are no tokens."""
+
+_SMALLEST_FOR_NATUREISH = 36
+_PIXEL_RANGE = (0.0, 255.0)
+# A bound of a float's largest value says as little as none.
+_WIDEST_KNOWN_RANGE = 1e6
+
+
+@gin.configurable(module="amago.nets.tstep_encoders")
+class ImageFeatures(nn.Module):
+    """A convolutional network and a linear layer.
+
+    Values are scaled to [-1, 1] by the space's bounds. Without bounds they are taken as pixels in [0, 255].
+
+    Args:
+        space: the image's space, its shape or its `ArraySpec`.
+        cnn_type: the convolutional network, see `amago.nets.cnn`. None takes `NatureishCNN`, or `GridworldCNN` for
+            images with less than 36 pixels on a side.
+        channels_first: whether the image is (C, H, W) and not (H, W, C). None goes by the shape, see
+            `channels_come_first`.
+        d_output: width of the output.
+        activation: see `activation_switch`.
+        drqv2_aug: shift images at random by up to 4 pixels in training (Yarats et al. 2021, "DrQ-v2").
+        aug_pct_of_batch: share of a batch's sequences that are augmented, in [0, 1], rounded down.
+
+    Raises:
+        ValueError: if the shape does not have three axes, the image is too small for the network, or it is not
+            square and to be augmented; also for a share out of range.
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        cnn_type: type[CNN] | None = None,
+        channels_first: bool | None = None,
+        d_output: int = 256,
+        activation: str = "leaky_relu",
+        drqv2_aug: bool = False,
+        aug_pct_of_batch: float = 0.75,
+    ) -> None:
+        super().__init__()
+        check_share(aug_pct_of_batch)
+        spec = as_array_spec(space)
+        if len(spec.shape) != 3:
+            raise ValueError(f"an image must have three axes, got shape {spec.shape}")
+        if channels_first is None:
+            channels_first = channels_come_first(spec.shape)
+        if cnn_type is None:
+            sides = spec.shape[1:] if channels_first else spec.shape[:2]
+            cnn_type = NatureishCNN if min(sides) >= _SMALLEST_FOR_NATUREISH else GridworldCNN
+        self.emb_dim = d_output
+        self.value_range = _range_to_scale_by(spec.low, spec.high)
+        self.augment = ShiftShareOfBatch(spec.shape, channels_first, aug_pct_of_batch) if drqv2_aug else None
+        self.cnn = cnn_type(img_shape=spec.shape, channels_first=channels_first, activation=activation)
+        with torch.no_grad():
+            d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
+        self.linear = nn.Linear(d_cnn, d_output)
+        self.activation = activation_switch(activation)
+
+    def forward(self, imgs: Tensor) -> Tensor:
+        """Images (B, L, *shape) to (B, L, emb_dim)."""
+        if self.augment is not None:
+            imgs = self.augment(imgs)
+        if self.value_range is None:
+            maps = self.cnn(imgs)
+        else:
+            low, high = self.value_range
+            maps = self.cnn((imgs.float() - low) * (2.0 / (high - low)) - 1.0, from_float=True)
+        out: Tensor = self.activation(self.linear(maps))
+        return out
+
+
+@gin.configurable(module="amago.nets.tstep_encoders")
+class VectorFeatures(nn.Module):
+    """Numbers of any shape, flattened, standardised by running statistics, and through an MLP.
+
+    Args:
+        space: the array's space, its shape or its `ArraySpec`.
+        n_layers: number of hidden layers.
+        d_hidden: width of a hidden layer.
+        d_output: width of the output.
+        norm: normalisation of hidden layers, see `Normalization`.
+        activation: see `activation_switch`.
+        normalize_inputs: standardise the input (statistics are kept either way).
+        symlog_inputs: take the symlog before that.
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        n_layers: int = 1,
+        d_hidden: int = 128,
+        d_output: int = 64,
+        norm: str | None = None,
+        activation: str = "leaky_relu",
+        normalize_inputs: bool = True,
+        symlog_inputs: bool = False,
+    ) -> None:
+        super().__init__()
+        spec = as_array_spec(space)
+        self.num_axes = len(spec.shape)
+        self.emb_dim = d_output
+        self.symlog_inputs = symlog_inputs
+        self.in_norm = InputNorm(spec.dim, skip=not normalize_inputs)
+        self.mlp = MLP(
+            d_inp=spec.dim,
+            d_hidden=d_hidden,
+            n_layers=n_layers,
+            d_output=d_output,
+            activation=activation,
+            normalization=norm,
+        )
+        self.activation = activation_switch(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers (B, L, *shape) of any dtype to (B, L, emb_dim)."""
+        x = x.float().reshape(*x.shape[: x.dim() - self.num_axes], -1)
+        if self.symlog_inputs:
+            x = symlog(x)
+        if self.training:
+            self.in_norm.update_stats(x)
+        out: Tensor = self.activation(self.mlp(self.in_norm(x)))
+        return out
+
+
+@gin.configurable(module="amago.nets.tstep_encoders")
+class TokenFeatures(nn.Module):
+    """An embedding, a GRU (order matters in language), and attention that pools its outputs.
+
+    Pooling, and not the last output alone, lets a short instruction through that is followed by many fillers.
+
+    Token t has row t - low + 1 of the embedding. Row 0 stands for every value outside the space's bounds: the
+    filler of padded timesteps, and words that turn up although they should not. It starts at zero, "nothing
+    known", and is learned if training data holds such values.
+
+    Args:
+        space: the sequence's space or `ArraySpec`, whose bounds are the smallest and the largest token.
+        d_emb: width of a token's embedding.
+        d_hidden: width of the GRU.
+        d_output: width of the output.
+        activation: see `activation_switch`.
+
+    Raises:
+        ValueError: if the bounds are unknown or more than `MAX_TOKENS` tokens lie between them.
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        d_emb: int = 32,
+        d_hidden: int = 64,
+        d_output: int = 64,
+        activation: str = "leaky_relu",
+    ) -> None:
+        super().__init__()
+        spec = as_array_spec(space)
+        if spec.low is None or spec.high is None:
+            raise ValueError(
+                "tokens need bounds, the smallest and the largest token: use a bounded space, or "
+                f"ArraySpec({spec.shape}, {spec.dtype!r}, low=0, high=...)"
+            )
+        self.low, self.high = int(spec.low), int(spec.high)
+        num_tokens = self.high - self.low + 1
+        if num_tokens > MAX_TOKENS:
+            raise ValueError(
+                f"{num_tokens} tokens from {self.low} to {self.high} are too many to embed (limit {MAX_TOKENS}): "
+                "narrow the space's bounds"
+            )
+        self.num_axes = len(spec.shape)
+        self.emb_dim = d_output
+        self.embedding = nn.Embedding(1 + num_tokens, d_emb)
+        with torch.no_grad():
+            self.embedding.weight[0].zero_()
+        self.gru = nn.GRU(d_emb, d_hidden, batch_first=True)
+        self.score = nn.Linear(d_hidden, 1)
+        self.linear = nn.Linear(d_hidden, d_output)
+        self.activation = activation_switch(activation)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, L, K), or any shape after (B, L), to (B, L, emb_dim)."""
+        leading = tokens.shape[: tokens.dim() - self.num_axes]
+        rows = self.rows_of(tokens).reshape(leading.numel(), -1)  # (B L, K)
+        # An instruction mostly stays what it is for a whole episode. To find that out would make a GPU wait.
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+            rows, which = _without_repeats(rows)
+            features = F.embedding(which, self._encode(rows))
+        else:
+            features = self._encode(rows)
+        return features.reshape(*leading, self.emb_dim)
+
+    def rows_of(self, tokens: Tensor) -> Tensor:
+        """The row of the embedding of each token, int64; 0 where a value is out of bounds."""
+        if not tokens.is_floating_point():
+            tokens = tokens.long()  # small integer types would wrap around when compared with the bounds
+        known = (tokens >= self.low) & (tokens <= self.high)
+        return torch.where(known, tokens, self.low - 1).long() - (self.low - 1)
+
+    def _encode(self, rows: Tensor) -> Tensor:
+        """Rows of the embedding (N, K) to (N, emb_dim)."""
+        words, _ = self.gru(self.embedding(rows))  # (N, K, d_hidden)
+        weights = self.score(words).softmax(dim=1)  # (N, K, 1)
+        pooled = (weights * words).sum(dim=1)  # (N, d_hidden)
+        out: Tensor = self.activation(self.linear(pooled))
+        return out
+
+
+def channels_come_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image of this shape is (C, H, W): two sides of one length tell, else the channels are fewer.
+
+    Where neither tells, the image is (H, W, C).
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return middle == last
+    return first < last
+
+
+def _range_to_scale_by(low: float | None, high: float | None) -> tuple[float, float] | None:
+    """The bounds that map to [-1, 1]; None where values are to be scaled as pixels in [0, 255]."""
+    if low is None or high is None or (low, high) == _PIXEL_RANGE:
+        return None
+    return (low, high) if 0.0 < high - low <= _WIDEST_KNOWN_RANGE else None
+
+
+def _without_repeats(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows (N, K) that differ from the one before them, (M, K), and which of those each row is, (N,)."""
+    first = torch.ones(min(len(rows), 1), dtype=torch.bool, device=rows.device)
+    new = torch.cat([first, (rows[1:] != rows[:-1]).any(dim=-1)])  # (N,)
+    return rows[new], new.cumsum(0) - 1

@@ -1,0 +1,217 @@
+"""The timestep encoder for observations of several kinds: images, vectors and token sequences side by side.
+
+Shapes: B batch, L timesteps, A action width.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago.nets.activations import activation_switch
+from amago.nets.cnn import CNN
+from amago.nets.ff import MLP, Normalization
+from amago.nets.registry import did_you_mean
+from amago.nets.specs import ArraySpec, ObsSpec, as_obs_spec
+from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
+from amago.nets.tstep_encoders.features import MAX_TOKENS, ImageFeatures, TokenFeatures, VectorFeatures
+from amago.nets.utils import add_activation_log, symlog
+
+EncoderChoice = str | type[CNN] | Callable[[Any], nn.Module]
+
+_KINDS: dict[str, Callable[[Any], nn.Module]] = {
+    "image": ImageFeatures,
+    "vector": VectorFeatures,
+    "tokens": TokenFeatures,
+}
+_IGNORE = "ignore"
+
+
+@register_tstep_encoder("multimodal")
+@gin.configurable(module="amago.nets.tstep_encoders")
+class MultiModalTstepEncoder(TstepEncoder):
+    """An encoder for each observation, a linear layer on symlog(rl2s), and an MLP that merges them.
+
+    The encoder of an observation goes by its space, see `kind_of`, unless `encoders` says otherwise:
+
+        encoders={
+            "camera": IMPALAishCNN,                             # "image" with this network
+            "map": partial(ImageFeatures, channels_first=True), # an encoder of this module with other settings
+            "bytes": "vector",                                  # and not "tokens"
+            "debug": "ignore",
+            "points": MyPointNet,                               # any callable that makes a module
+        }
+
+    Callables are given the space of the observation, as it stands in `obs_space`, and return a module that maps
+    (B, L, *shape) to (B, L, features). In gin files, scopes tell apart two encoders of one kind:
+
+        MultiModalTstepEncoder.encoders = {"map": @map/ImageFeatures}
+        map/ImageFeatures.channels_first = True
+        ImageFeatures.drqv2_aug = True
+
+    Args:
+        obs_space: the space of dict observations, or a mapping of key to shape, `ArraySpec` or space.
+        rl2_space: the space of `rl2s`, or its shape (1 + A,).
+        encoders: the encoders of some observations: "image", "vector", "tokens", "ignore", a `CNN`, or a callable.
+        rl2_features: width of the features of previous reward and action.
+        n_layers: number of hidden layers of the MLP that merges.
+        d_hidden: width of each.
+        d_output: width of the output.
+        out_norm: normalisation of the output, see `Normalization`.
+        activation: see `activation_switch`.
+        hide_rl2s: replace previous reward and action by zeros.
+
+    Raises:
+        ValueError: if `encoders` names an observation or a kind that does not exist, if no encoder takes the
+            shape of an observation, or if all observations are ignored.
+        TypeError: if a choice is neither a name nor a callable, or its result is no module.
+    """
+
+    def __init__(
+        self,
+        obs_space: Any,
+        rl2_space: Any,
+        encoders: Mapping[str, EncoderChoice] | None = None,
+        rl2_features: int = 32,
+        n_layers: int = 1,
+        d_hidden: int = 256,
+        d_output: int = 256,
+        out_norm: str | None = "layer",
+        activation: str = "leaky_relu",
+        hide_rl2s: bool = False,
+    ) -> None:
+        super().__init__(obs_space=obs_space, rl2_space=rl2_space, hide_rl2s=hide_rl2s)
+        spec = as_obs_spec(obs_space)
+        choices = _choices(spec, encoders or {})
+        self.obs_shapes = {key: spec[key].shape for key in choices}
+        self.obs_encoders = nn.ModuleDict()
+        width = rl2_features
+        for key, choice in choices.items():
+            encoder = _make_encoder(key, choice, _space_of(obs_space, key))
+            width += _output_width(key, encoder, spec[key])
+            if _module_name(key) in self.obs_encoders:
+                raise ValueError(f"observation {key!r} is called like another one but for dots; rename it")
+            self.obs_encoders[_module_name(key)] = encoder
+        self.rl2_features = nn.Linear(rl2_dim(rl2_space), rl2_features)
+        self.merge = MLP(
+            d_inp=width, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output, activation=activation
+        )
+        self.d_output = d_output
+        self.out_norm = Normalization(out_norm, d_output)
+        self.activation = activation_switch(activation)
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of the output, `d_output`."""
+        return self.d_output
+
+    def inner_forward(
+        self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None
+    ) -> Tensor:
+        """Observations (B, L, ...) and rl2s (B, L, 1 + A) to (B, L, d_output)."""
+        rows = rl2s.shape[:-1]
+        features = []
+        for key, shape in self.obs_shapes.items():
+            encoder = self.obs_encoders[_module_name(key)]
+            features.append(encoder(obs[key].reshape(*rows, *shape)))  # (B, L, features)
+            add_activation_log(key, features[-1], log_dict)
+        features.append(self.activation(self.rl2_features(symlog(rl2s))))
+        out: Tensor = self.out_norm(self.merge(torch.cat(features, dim=-1)))
+        add_activation_log("tstep_encoder", out, log_dict)
+        return out
+
+
+def kind_of(spec: ArraySpec) -> str | None:
+    """The kind of encoder that suits an observation; None if none does.
+
+    Three axes make an "image". Nothing or one axis makes a "vector", but "tokens" if it has at least two elements
+    (a single one is a number, as a space without axes is), a dtype of integers, and bounds between which there are
+    more than two values (two make bits) and no more than `MAX_TOKENS`.
+    """
+    if len(spec.shape) == 3:
+        return "image"
+    if len(spec.shape) > 1:
+        return None
+    if not spec.is_integer or spec.dim < 2 or spec.low is None or spec.high is None:
+        return "vector"
+    return "tokens" if 2 < spec.high - spec.low + 1 <= MAX_TOKENS else "vector"
+
+
+def _choices(spec: ObsSpec, wanted: Mapping[str, EncoderChoice]) -> dict[str, EncoderChoice]:
+    """What makes the encoder of each observation that is used, in alphabetical order of the keys."""
+    for key in wanted:
+        if key not in spec:
+            hint = did_you_mean(key, spec)
+            raise ValueError(
+                f"encoders names {key!r}, which is no observation: {hint}there are {', '.join(sorted(spec))}"
+            )
+    choices = {
+        key: wanted[key] if key in wanted else _choice_by_space(key, spec[key]) for key in sorted(spec)
+    }
+    used = {key: choice for key, choice in choices.items() if choice != _IGNORE}
+    if not used:
+        raise ValueError(f"encoders must leave at least one of {', '.join(choices)}; all are ignored")
+    return used
+
+
+def _choice_by_space(key: str, spec: ArraySpec) -> str:
+    kind = kind_of(spec)
+    if kind is None:
+        raise ValueError(
+            f"observation {key!r} has shape {spec.shape}, which no encoder takes by itself: images have three "
+            f"axes, vectors and tokens one or none. Give encoders={{{key!r}: ...}} with 'vector' to flatten it, "
+            "'tokens', 'ignore', or a module of your own"
+        )
+    return kind
+
+
+def _make_encoder(key: str, choice: EncoderChoice, space: Any) -> nn.Module:
+    """The encoder of the observation `key`; its errors say which one that is."""
+    try:
+        if isinstance(choice, type) and issubclass(choice, CNN):
+            encoder: Any = ImageFeatures(space, cnn_type=choice)
+        elif isinstance(choice, str):
+            if choice not in _KINDS:
+                known = [*_KINDS, _IGNORE]
+                hint = did_you_mean(choice, known)
+                raise ValueError(f"there is no encoder {choice!r}: {hint}known are {', '.join(known)}")
+            encoder = _KINDS[choice](space)
+        elif callable(choice):
+            encoder = choice(space)
+        else:
+            raise TypeError(f"its encoder must be a name, a CNN or a callable, got {choice!r}")
+        if not isinstance(encoder, nn.Module):
+            raise TypeError(f"{choice!r} must make a torch.nn.Module, got {encoder!r}")
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"encoders, observation {key!r}: {error}") from error
+    return encoder
+
+
+def _output_width(key: str, encoder: nn.Module, spec: ArraySpec) -> int:
+    """The width of what the encoder makes of one blank timestep; ValueError if it is no vector."""
+    nearest_to_zero = min(max(0.0, spec.low or 0.0), 0.0 if spec.high is None else spec.high)
+    blank = torch.full((1, 1, *spec.shape), nearest_to_zero, dtype=getattr(torch, spec.dtype))
+    was_training = encoder.training
+    with torch.no_grad():
+        out = encoder.eval()(blank)
+    encoder.train(was_training)
+    if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:2] != (1, 1):
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(
+            f"encoders, observation {key!r}: {type(encoder).__name__} must map (B, L, *{spec.shape}) to "
+            f"(B, L, features), but made {got} of {tuple(blank.shape)}"
+        )
+    return out.shape[-1]
+
+
+def _space_of(obs_space: Any, key: str) -> Any:
+    """What the caller passed for one observation; a space that is no mapping is that of all."""
+    entries = getattr(obs_space, "spaces", obs_space)
+    return entries[key] if isinstance(entries, Mapping) else obs_space
+
+
+def _module_name(key: str) -> str:
+    """How the encoder of an observation is called in the state dict: never like a method, and without dots."""
+    return f"{key.replace('.', '/')}_encoder"
