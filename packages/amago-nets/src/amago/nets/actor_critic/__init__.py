@@ -1,19 +1,22 @@
 """Actor and critic heads.
 
 `base` holds what all heads share, `actor` the actors, `critic` the ensemble of critics on its layers in
-`ensemble`, and `popart` the normalisation of their values.
+`ensemble`, `two_hot` the critics that classify returns, and `popart` the normalisation of values.
 """
 
 from amago.nets.actor_critic.actor import Actor, ResidualActor
 from amago.nets.actor_critic.base import BaseActorHead, BaseCriticHead
 from amago.nets.actor_critic.critic import NCritics, gammas_as_input_seq
 from amago.nets.actor_critic.popart import PopArtLayer
+from amago.nets.actor_critic.two_hot import BinDist, NCriticsTwoHot
 
 __all__ = [
     "Actor",
     "BaseActorHead",
     "BaseCriticHead",
+    "BinDist",
     "NCritics",
+    "NCriticsTwoHot",
     "PopArtLayer",
     "ResidualActor",
     "gammas_as_input_seq",

@@ -1,0 +1,226 @@
+"""Critics that classify returns: an ensemble over all discounts whose outputs are distributions over bins.
+
+Shapes: B batch, L sequence, S state width, K action samples, C critics, G discounts, A action width, n bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Categorical
+
+from amago.kernels import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
+from amago.kernels.two_hot.reference import accumulation_dtype, hl_gauss_labels, two_hot_labels
+from amago.nets.actor_critic.base import BaseCriticHead
+from amago.nets.actor_critic.critic import state_action_mlp
+from amago.nets.actor_critic.ensemble import EnsembleMLP
+
+DEFAULT_RETURN_LIMIT = 100_000.0
+_INIT_WIDTH = 4.0  # bins; standard deviation of what a critic with an `init_value` predicts at first
+
+
+class BinDist:
+    """A categorical distribution over bins that does no work before it is asked for.
+
+    Losses and values need the raw logits alone. Normalised `logits`, `probs`, `sample`, `log_prob` and `entropy`
+    are those of `torch.distributions.Categorical`, computed at each use.
+
+    Args:
+        raw_logits: unnormalised log-probabilities (..., n).
+        bins: what the classes stand for.
+    """
+
+    def __init__(self, raw_logits: Tensor, bins: Bins) -> None:
+        self.raw_logits = raw_logits
+        self.bins = bins
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """(...), (K, B, L, C, G) where critics made it."""
+        return self.raw_logits.shape[:-1]
+
+    @property
+    def logits(self) -> Tensor:
+        """log-probabilities (..., n)."""
+        return F.log_softmax(self.raw_logits, dim=-1)
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities (..., n)."""
+        return torch.softmax(self.raw_logits, dim=-1)
+
+    @property
+    def categorical(self) -> Categorical:
+        """The same distribution as torch has it."""
+        return Categorical(logits=self.raw_logits)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Indices of bins, (*sample_shape, ...)."""
+        drawn: Tensor = self.categorical.sample(torch.Size(sample_shape))
+        return drawn
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of indices of bins (...)."""
+        log_prob: Tensor = self.categorical.log_prob(value)
+        return log_prob
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats (...)."""
+        entropy: Tensor = self.categorical.entropy()
+        return entropy
+
+    def __repr__(self) -> str:
+        return f"BinDist(batch_shape={tuple(self.batch_shape)}, bins={self.bins})"
+
+
+@gin.configurable(module="amago.nets.actor_critic")
+class NCriticsTwoHot(BaseCriticHead):
+    """An ensemble of state-action values that are learned by classification (Farebrother et al. 2024).
+
+    State, discount and action are the input, whatever the action space: discrete actions come as one-hot vectors.
+    The output is a distribution over bins of returns.
+
+    Args:
+        state_dim: S.
+        action_dim: A.
+        gammas: discounts (G,).
+        discrete: whether an action is one choice, given as a one-hot vector.
+        num_critics: C.
+        d_hidden: hidden width.
+        n_layers: number of hidden layers.
+        dropout_p: dropout after each hidden activation.
+        activation: of the hidden layers.
+        min_return: the smallest return that can be told apart, in returns that are already multiplied by the
+            agent's `reward_multiplier`; -100,000 by default.
+        max_return: the largest one; 100,000 by default.
+        output_bins: number n of bins.
+        use_symlog: space the bins evenly in symlog(return), so that small returns are told apart finely.
+        label_type: "twohot" or "hlgauss", see `amago.kernels`.
+        sigma: width of "hlgauss" labels in bins.
+        init_value: the return that a new critic predicts. It sets only the bias of the output.
+
+    Raises:
+        ValueError: for an empty support, an `init_value` outside of it, an unknown `label_type`, or a `sigma` that
+            is not positive.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        gammas: Tensor | Sequence[float],
+        discrete: bool,
+        num_critics: int,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        dropout_p: float = 0.0,
+        activation: str = "leaky_relu",
+        min_return: float | None = None,
+        max_return: float | None = None,
+        output_bins: int = 128,
+        use_symlog: bool = True,
+        label_type: str = "twohot",
+        sigma: float = 0.75,
+        init_value: float | None = None,
+    ) -> None:
+        super().__init__(
+            state_dim=state_dim,
+            action_dim=action_dim,
+            discrete=discrete,
+            gammas=gammas,
+            num_critics=num_critics,
+        )
+        if label_type not in ("twohot", "hlgauss"):
+            raise ValueError(f"label_type must be 'twohot' or 'hlgauss', got {label_type!r}")
+        if not sigma > 0.0:
+            raise ValueError(f"sigma must be a positive number of bin widths, got {sigma}")
+        self.label_type = label_type
+        self.sigma = sigma
+        self.bins = _support(min_return, max_return, output_bins, use_symlog)
+        self.net = EnsembleMLP(
+            num_critics,
+            state_dim + 1 + action_dim,
+            d_hidden,
+            n_layers,
+            output_bins,
+            dropout_p=dropout_p,
+            activation=activation,
+        )
+        if init_value is not None:
+            self._start_from(init_value)
+
+    def _start_from(self, init_value: float) -> None:
+        """Sets the output's bias to a normal distribution of 4 bins' width around `init_value`."""
+        bins = self.bins
+        if not bins.low <= init_value <= bins.high:
+            raise ValueError(
+                f"init_value must lie between min_return={bins.low} and max_return={bins.high}, got {init_value}"
+            )
+        places = torch.arange(bins.n, dtype=torch.float64)
+        centre = bins.position(torch.tensor(init_value, dtype=torch.float64))
+        with torch.no_grad():
+            self.net.output_layer.bias.copy_(-((places - centre) ** 2) / (2.0 * _INIT_WIDTH**2))
+
+    def critic_network_forward(
+        self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None
+    ) -> BinDist:
+        """State (B, L, S) and action (K, B, L, G, A) -> a distribution of batch shape (K, B, L, C, G)."""
+        logits = state_action_mlp(self.net, state, self.gammas, action.clamp(-0.999, 0.999))
+        return BinDist(logits, self.bins)  # (K, B, L, C, G, n)
+
+    def bin_dist_to_raw_vals(self, bin_dist: Any) -> Tensor:
+        """The expected return of each distribution (..., n), as (..., 1), in units of `min_return`.
+
+        The expectation is that of the bins in their own space, symlog by default, mapped back to a return.
+        """
+        return two_hot_mean(_raw_logits(bin_dist), self.bins).unsqueeze(-1)
+
+    def raw_vals_to_labels(self, raw_td_target: Tensor) -> Tensor:
+        """The labels that the critics learn for returns (..., 1), dense: (..., n).
+
+        Training does not build them, see `cross_entropy`; a subclass that overrides this method is followed.
+        """
+        target = raw_td_target.squeeze(-1).to(accumulation_dtype(raw_td_target))
+        if self.label_type == "hlgauss":
+            return hl_gauss_labels(target, self.bins, self.sigma)
+        return two_hot_labels(target, self.bins)
+
+    def cross_entropy(self, bin_dist: Any, raw_td_target: Tensor) -> Tensor:
+        """The loss of each distribution (..., C, G, n) against returns (..., 1, G, 1): (..., C, G, 1), in nats.
+
+        Targets beyond the support count as its ends, NaN gives NaN, and no gradient flows into them.
+        """
+        if type(self).raw_vals_to_labels is not NCriticsTwoHot.raw_vals_to_labels:
+            return labelled_cross_entropy(bin_dist, self.raw_vals_to_labels(raw_td_target))
+        logits, target = _raw_logits(bin_dist), raw_td_target.squeeze(-1)
+        if self.label_type == "hlgauss":
+            return hl_gauss_cross_entropy(logits, target, self.bins, sigma=self.sigma).unsqueeze(-1)
+        return two_hot_cross_entropy(logits, target, self.bins).unsqueeze(-1)
+
+
+def labelled_cross_entropy(bin_dist: Any, labels: Tensor) -> Tensor:
+    """-sum_j labels_j log p_j for distributions (..., n) and dense labels broadcastable to them: (..., 1)."""
+    log_probs = F.log_softmax(_raw_logits(bin_dist).to(labels.dtype), dim=-1)
+    return -(labels.detach() * log_probs).sum(dim=-1, keepdim=True)
+
+
+def _raw_logits(bin_dist: Any) -> Tensor:
+    """Logits (..., n) of a `BinDist`, or those of a `torch.distributions.Categorical`."""
+    logits: Tensor = bin_dist.raw_logits if isinstance(bin_dist, BinDist) else bin_dist.logits
+    return logits
+
+
+def _support(low: float | None, high: float | None, n: int, symlog: bool) -> Bins:
+    """The bins between two returns, ±100,000 where none is given."""
+    low = -DEFAULT_RETURN_LIMIT if low is None else float(low)
+    high = DEFAULT_RETURN_LIMIT if high is None else float(high)
+    if not low < high:
+        raise ValueError(f"min_return must be smaller than max_return, got {low} and {high}")
+    if n < 2:
+        raise ValueError(f"output_bins must be at least 2, got {n}")
+    return Bins(low, high, n, symlog=symlog)
