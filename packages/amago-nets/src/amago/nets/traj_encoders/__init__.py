@@ -1,7 +1,8 @@
 """Trajectory encoders: causal sequence models from timestep vectors to state vectors.
 
-Chosen by name from a registry that user code can add to: "identity", "ff" (no memory), "rnn" (GRU) and
-"transformer".
+Chosen by name from a registry that user code can add to: "identity", "ff" (no memory), "rnn" (GRU),
+"transformer" and "mamba". Hidden states of all of them, and of yours, are moved, saved and restored by the
+functions of `hidden_state`.
 """
 
 from amago.nets.traj_encoders.base import (
@@ -12,16 +13,31 @@ from amago.nets.traj_encoders.base import (
 )
 from amago.nets.traj_encoders.ff import FFTrajEncoder
 from amago.nets.traj_encoders.gru import GRUTrajEncoder
+from amago.nets.traj_encoders.hidden_state import (
+    hidden_state_dict,
+    load_hidden_state,
+    map_hidden_state,
+    move_hidden_state,
+    reset_rows,
+)
 from amago.nets.traj_encoders.identity import IdentityTrajEncoder
+from amago.nets.traj_encoders.mamba import MambaHiddenState, MambaTrajEncoder
 from amago.nets.traj_encoders.transformer import TformerTrajEncoder
 
 __all__ = [
     "FFTrajEncoder",
     "GRUTrajEncoder",
     "IdentityTrajEncoder",
+    "MambaHiddenState",
+    "MambaTrajEncoder",
     "TformerTrajEncoder",
     "TrajEncoder",
     "get_traj_encoder_cls",
+    "hidden_state_dict",
     "list_registered_traj_encoders",
+    "load_hidden_state",
+    "map_hidden_state",
+    "move_hidden_state",
     "register_traj_encoder",
+    "reset_rows",
 ]

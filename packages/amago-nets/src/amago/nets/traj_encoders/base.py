@@ -2,7 +2,7 @@
 
 In training an encoder maps a whole sequence at once. In a rollout it is called with one timestep at a time
 and the hidden state that the last call returned; both must give the same output (up to an encoder's context
-window).
+window). `hidden_state` moves, saves and restores hidden states of any kind.
 
 Shapes: B batch, L sequence, D features.
 """
@@ -15,11 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.registry import Registry
+from amago.nets.traj_encoders.hidden_state import reset_rows, rows_that_ended
+
+__all__ = [
+    "TrajEncoder",
+    "get_traj_encoder_cls",
+    "list_registered_traj_encoders",
+    "register_traj_encoder",
+    "rows_that_ended",
+]
 
 
 class TrajEncoder(nn.Module, ABC):
     """A causal sequence model. Subclasses override `forward` and `emb_dim`, and the hidden-state methods if
-    they remember anything.
+    their memory does not begin as None or is not simply zeroed.
 
     Args:
         tstep_dim: width of the timestep vectors that come in.
@@ -48,8 +57,18 @@ class TrajEncoder(nn.Module, ABC):
         return None
 
     def reset_hidden_state(self, hidden_state: Any, dones: Any) -> Any:
-        """The hidden state after the rows with True in `dones` (B,) have started a new episode."""
-        return hidden_state
+        """The hidden state after the rows with True in `dones` (B,) have started a new episode.
+
+        Here they become zero in every tensor, whose first axis must be the rows. Override it if an episode
+        begins otherwise, or for another axis: `return reset_rows(hidden_state, dones, batch_dim=1)`.
+
+        Raises:
+            ValueError: if a tensor does not have one row for each of `dones`.
+        """
+        try:
+            return reset_rows(hidden_state, dones)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error}; override {type(self).__name__}.reset_hidden_state") from error
 
     @abstractmethod
     def forward(
@@ -67,18 +86,6 @@ class TrajEncoder(nn.Module, ABC):
             hidden_state: what the last call returned, None at the start of a sequence.
             log_dict: collects metrics if given.
         """
-
-
-def rows_that_ended(dones: Any, num_rows: int, device: torch.device) -> Tensor:
-    """`dones`, an array, tensor or list with one truth value per row, as a bool tensor (B,) on `device`.
-
-    Raises:
-        ValueError: for another number of rows.
-    """
-    ended = torch.as_tensor(dones, dtype=torch.bool, device=device).reshape(-1)
-    if len(ended) != num_rows:
-        raise ValueError(f"dones must hold one bool for each of {num_rows} rows, got {len(ended)}")
-    return ended
 
 
 _REGISTRY: Registry[TrajEncoder] = Registry("trajectory encoder")

@@ -6,7 +6,8 @@ import gin
 from torch import Tensor, nn
 
 from amago.nets.ff import Normalization
-from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder, rows_that_ended
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log
 
 
@@ -48,10 +49,8 @@ class GRUTrajEncoder(TrajEncoder):
 
     def reset_hidden_state(self, hidden_state: Tensor | None, dones: Any) -> Tensor | None:
         """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
-        if hidden_state is None:
-            return None
-        ended = rows_that_ended(dones, hidden_state.shape[1], hidden_state.device)
-        return hidden_state.masked_fill(ended.view(1, -1, 1), 0.0)
+        reset: Tensor | None = reset_rows(hidden_state, dones, batch_dim=1)
+        return reset
 
     def forward(
         self,

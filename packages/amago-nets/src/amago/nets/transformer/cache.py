@@ -6,7 +6,7 @@ Shapes: B rows, W slots (the window), H heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,13 @@ class Cache:
         self.data = torch.zeros(
             (layers, batch_size, max_seq_len, n_heads, head_dim), dtype=dtype, device=device
         )
+
+    @classmethod
+    def of(cls, data: Tensor) -> Cache:
+        """A cache of numbers that are there already, (layers, B, W, H, D)."""
+        cache = cls(data.device, data.dtype, 0, *data.shape[1:])
+        cache.data = data
+        return cache
 
     def __len__(self) -> int:
         return self.data.shape[0]
@@ -79,3 +86,17 @@ class TformerHiddenState:
     def update(self) -> None:
         """Counts the step that all layers have just written."""
         self.seq_lens += 1
+
+    def hidden_tensors(self) -> dict[str, Any]:
+        """All tensors by name, as `amago.nets.traj_encoders.hidden_state` moves and saves them."""
+        return {
+            "key_cache": self.key_cache.data,
+            "val_cache": self.val_cache.data,
+            "seq_lens": self.seq_lens,
+        }
+
+    def with_hidden_tensors(self, tensors: dict[str, Any]) -> TformerHiddenState:
+        """A hidden state of these tensors."""
+        return TformerHiddenState(
+            Cache.of(tensors["key_cache"]), Cache.of(tensors["val_cache"]), tensors["seq_lens"]
+        )

@@ -1,0 +1,269 @@
+"""Mamba as a trajectory encoder: a state-space model whose steps cost the same however long the episode is.
+
+Shapes: B batch, L sequence, D model width, I = expand * D inner width, N states per inner channel, K width of the
+convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amago.kernels import selective_scan, selective_scan_step
+from amago.nets.ff import Normalization
+from amago.nets.registry import did_you_mean
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.traj_encoders.hidden_state import reset_rows
+from amago.nets.utils import add_activation_log
+
+_BACKENDS = ("auto", "torch", "eager", "mamba_ssm")
+
+
+@dataclass(slots=True)
+class MambaHiddenState:
+    """What a Mamba remembers of its rows' episodes: all of it in a fixed size.
+
+    Args:
+        conv: per layer, the last K - 1 inputs of the convolution (B, K - 1, I).
+        ssm: per layer, the states (B, I, N), in float32 whatever the precision of the rollout.
+    """
+
+    conv: tuple[Tensor, ...]
+    ssm: tuple[Tensor, ...]
+
+
+class Mamba(nn.Module):
+    """The selective state-space layer (Gu and Dao 2023, section 3.4), with the parameters of their code.
+
+    Initialised as theirs: step sizes log-uniform in [0.001, 0.1], rates A = -(1, ..., N), D = 1.
+
+    Args:
+        d_model: D.
+        d_state: N.
+        d_conv: K.
+        expand: I / D.
+        backend: of the scan, see `amago.kernels.selective_scan`.
+    """
+
+    def __init__(
+        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, backend: str = "auto"
+    ) -> None:
+        super().__init__()
+        self.d_inner = expand * d_model
+        self.d_state = d_state
+        self.d_conv = d_conv
+        self.dt_rank = math.ceil(d_model / 16)
+        self.backend = backend
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.conv1d = nn.Conv1d(self.d_inner, self.d_inner, d_conv, groups=self.d_inner)
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        rates = torch.arange(1, d_state + 1, dtype=torch.float32)
+        self.A_log = nn.Parameter(rates.log().repeat(self.d_inner, 1))
+        self.D = nn.Parameter(torch.ones(self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self._init_step_sizes()
+
+    @torch.no_grad()
+    def _init_step_sizes(self) -> None:
+        """softplus of the bias is log-uniform in [0.001, 0.1]; the input moves it by about as much."""
+        nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
+        steps = torch.empty(self.d_inner).uniform_(math.log(0.001), math.log(0.1)).exp()
+        self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
+
+    def forward(
+        self, x: Tensor, conv: Tensor | None = None, ssm: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Continues a sequence by (B, L, D).
+
+        Args:
+            x: (B, L, D).
+            conv: the K - 1 inputs of the convolution before (B, K - 1, I); None at the start.
+            ssm: the states before (B, I, N); None at the start.
+
+        Returns:
+            The output (B, L, D) and both states after the last timestep, None for `ssm` if it came as None.
+        """
+        inputs, gate = self.in_proj(x).chunk(2, dim=-1)  # (B, L, I) each
+        if conv is None:
+            conv = inputs.new_zeros((inputs.shape[0], self.d_conv - 1, self.d_inner))
+        inputs = torch.cat([conv, inputs], dim=1)  # (B, K - 1 + L, I)
+        conv = inputs[:, inputs.shape[1] - (self.d_conv - 1) :]
+        u = F.silu(self._convolve(inputs))  # (B, I, L)
+        delta, B, C = self.x_proj(u.transpose(1, 2)).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        delta = F.linear(delta, self.dt_proj.weight)  # (B, L, I), its bias is added by the scan
+        delta, B, C, gate = (s.transpose(1, 2) for s in (delta, B, C, gate))  # (B, ·, L) each
+        y, ssm = self._scan(u, delta, B, C, gate, ssm)
+        return self.out_proj(y.transpose(1, 2)), conv, ssm
+
+    def initial_states(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """Zeros for `conv` and `ssm` of `forward`."""
+        dtype = self.in_proj.weight.dtype
+        conv = torch.zeros((batch_size, self.d_conv - 1, self.d_inner), dtype=dtype, device=device)
+        wide = torch.promote_types(dtype, torch.float32)
+        return conv, torch.zeros((batch_size, self.d_inner, self.d_state), dtype=wide, device=device)
+
+    def _convolve(self, inputs: Tensor) -> Tensor:
+        """Causal, one filter per channel: (B, K - 1 + L, I) -> (B, I, L).
+
+        As a two-dimensional convolution it takes the channels where they lie, last in memory.
+        """
+        image = inputs.transpose(1, 2).unsqueeze(2)  # (B, I, 1, K - 1 + L)
+        out = F.conv2d(image, self.conv1d.weight.unsqueeze(2), self.conv1d.bias, groups=self.d_inner)
+        return out.squeeze(2)
+
+    def _scan(
+        self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, gate: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs (B, I, L) of u (B, I, L), and the states after them if there were any before."""
+        A = -torch.exp(self.A_log.float() if self.A_log.dtype != torch.float64 else self.A_log)
+        skip, bias = self.D, self.dt_proj.bias
+        if state is None:
+            y = selective_scan(u, delta, A, B, C, skip, gate, bias, True, backend=self.backend)
+        elif u.shape[-1] > 1:
+            y, state = selective_scan(
+                u,
+                delta,
+                A,
+                B,
+                C,
+                skip,
+                gate,
+                bias,
+                True,
+                initial_state=state,
+                return_last_state=True,
+                backend=self.backend,
+            )
+        else:
+            u, delta, B, C, gate = (x.squeeze(-1) for x in (u, delta, B, C, gate))
+            y, state = selective_scan_step(
+                state, u, delta, A, B, C, skip, gate, bias, True, backend=self.backend
+            )
+            y = y.unsqueeze(-1)
+        return y, state
+
+
+class MambaBlock(nn.Module):
+    """A pre-norm residual layer: x + mamba(norm(x)).
+
+    Args:
+        mamba: the layer.
+        d_model: D.
+        norm: kind of normalisation, see `amago.nets.ff.Normalization`.
+    """
+
+    def __init__(self, mamba: Mamba, d_model: int, norm: str | None) -> None:
+        super().__init__()
+        self.mamba = mamba
+        self.norm = Normalization(norm, d_model)
+
+    def forward(
+        self, x: Tensor, conv: Tensor | None = None, ssm: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(B, L, D) and the states before it, see `Mamba.forward`."""
+        out, conv, ssm = self.mamba(self.norm(x), conv, ssm)
+        return x + out, conv, ssm
+
+
+@register_traj_encoder("mamba")
+@gin.configurable(module="amago.nets.traj_encoders")
+class MambaTrajEncoder(TrajEncoder):
+    """A stack of Mamba layers (Gu and Dao 2023): trains on whole sequences at once like a Transformer, acts at a
+    constant cost per step like a recurrent network, and never truncates.
+
+    It runs everywhere: by the kernels of the package mamba_ssm where that is installed and the tensors are on a
+    CUDA device, by those of `amago.kernels` otherwise, with the same parameters.
+
+    Args:
+        tstep_dim: width of the timestep vectors.
+        max_seq_len: longest sequence in training; rollouts may go on for longer.
+        d_model: D, width of the residual stream and of the output.
+        d_state: N, states per inner channel.
+        d_conv: K, timesteps that the convolution of a layer sees.
+        expand: inner width of a layer in units of `d_model`.
+        n_layers: number of layers.
+        norm: normalisation before each layer and of the output, see `Normalization`.
+        backend: of the scan: "auto", or "torch", "eager" or "mamba_ssm" to insist on one.
+
+    Raises:
+        ValueError: for a size below 1 or an unknown backend.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        n_layers: int = 3,
+        norm: str | None = "layer",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        sizes = {"d_model": d_model, "d_state": d_state, "d_conv": d_conv, "expand": expand}
+        for name, size in {**sizes, "n_layers": n_layers}.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size!r}")
+        if backend not in _BACKENDS:
+            hint = did_you_mean(backend, _BACKENDS)
+            raise ValueError(f"unknown backend {backend!r}: {hint}choose from {', '.join(_BACKENDS)}")
+        self.d_model = d_model
+        self.inp = nn.Linear(tstep_dim, d_model)
+        self.mambas = nn.ModuleList(
+            MambaBlock(Mamba(**sizes, backend=backend), d_model, norm) for _ in range(n_layers)
+        )
+        self.out_norm = Normalization(norm, d_model)
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of the output, `d_model`."""
+        return self.d_model
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> MambaHiddenState:
+        """Zeros for `batch_size` episodes that begin."""
+        conv, ssm = [], []
+        for block in self.mambas:
+            assert isinstance(block, MambaBlock)
+            before, state = block.mamba.initial_states(batch_size, device)
+            conv.append(before)
+            ssm.append(state)
+        return MambaHiddenState(tuple(conv), tuple(ssm))
+
+    def reset_hidden_state(
+        self, hidden_state: MambaHiddenState | None, dones: Any
+    ) -> MambaHiddenState | None:
+        """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
+        reset: MambaHiddenState | None = reset_rows(hidden_state, dones)
+        return reset
+
+    def forward(
+        self,
+        seq: Tensor,
+        time_idxs: Tensor | None = None,
+        hidden_state: MambaHiddenState | None = None,
+        log_dict: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, MambaHiddenState | None]:
+        """(B, L, tstep_dim) to (B, L, d_model), and the hidden state after the last timestep if one was given."""
+        x = self.inp(seq)
+        layers = len(self.mambas)
+        old_conv = (None,) * layers if hidden_state is None else hidden_state.conv
+        old_ssm = (None,) * layers if hidden_state is None else hidden_state.ssm
+        conv, ssm = [], []
+        for block, before, state in zip(self.mambas, old_conv, old_ssm, strict=True):
+            x, before, state = block(x, before, state)
+            conv.append(before)
+            ssm.append(state)
+        out = self.out_norm(x)
+        add_activation_log("traj_encoder", out, log_dict)
+        if hidden_state is not None:
+            hidden_state = MambaHiddenState(tuple(conv), tuple(ssm))
+        return out, hidden_state
