@@ -116,7 +116,7 @@ class PlainAgent(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Actor loss + `critic_loss_weight` * critic loss, each a mean over the real transitions."""
         timesteps = self.tstep_encoder(batch.obs, batch.rl2s, batch.timestep_mask)
-        states = self.traj_encoder(timesteps, batch.time_idxs)  # (B, T + 1, S)
+        states: Tensor = self.traj_encoder(timesteps, batch.time_idxs)  # (B, T + 1, S)
         state, next_state = states[:, :-1], states[:, 1:].detach()
         mask = batch.transition_mask[..., None, None]  # (B, T, 1, 1, 1)
         taken = self.policy.from_buffer(batch.actions)
@@ -130,8 +130,9 @@ class PlainAgent(nn.Module):
             self.popart.update(target, mask)
             critic_loss = masked_mean(self.critic_loss(predictions, target), mask)
         actor_loss = masked_mean(self.actor_loss(state, taken, q_values), mask.squeeze(2))
+        loss: Tensor = actor_loss + self.critic_loss_weight * critic_loss
         self.info = {"Actor Loss": actor_loss.detach(), "Critic Loss": critic_loss.detach()}
-        return actor_loss + self.critic_loss_weight * critic_loss
+        return loss
 
     @torch.no_grad()
     def td_target(self, batch: Batch, next_state: Tensor, mask: Tensor) -> Tensor:

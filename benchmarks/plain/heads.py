@@ -26,7 +26,8 @@ class Actor(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """(B, L, S) to (B, L, G, P)."""
-        return self.base(state).unflatten(-1, (self.num_gammas, -1))
+        params: Tensor = self.base(state).unflatten(-1, (self.num_gammas, -1))
+        return params
 
 
 def critic_input(state: Tensor, gammas: Tensor, action: Tensor) -> Tensor:
@@ -66,8 +67,8 @@ class Critics(nn.Module):
     def forward(self, state: Tensor, action: Tensor) -> Tensor:
         """(B, L, S) and (K, B, L, G, A) to values (K, B, L, C, G, 1)."""
         if self.discrete:
-            values = self.net(state).unflatten(-1, (len(self.gammas), -1))  # (B, L, C, G, A)
-            return (values * action.unsqueeze(3)).sum(-1, keepdim=True)
+            by_action: Tensor = self.net(state).unflatten(-1, (len(self.gammas), -1))  # (B, L, C, G, A)
+            return (by_action * action.unsqueeze(3)).sum(-1, keepdim=True)
         out: Tensor = self.net(critic_input(state, self.gammas, action))  # (K, B, L, G, C, 1)
         return out.transpose(3, 4)
 
@@ -112,13 +113,13 @@ class TwoHotCritics(nn.Module):
         if self.labels_type == "twohot":
             return (1.0 - (place - self.bins).abs() / width).clamp(min=0.0)
         edges = torch.cat((self.bins - width / 2, self.bins[-1:] + width / 2))
-        cdf = torch.special.ndtr((edges - place) / (0.75 * width))
+        cdf: Tensor = torch.special.ndtr((edges - place) / (0.75 * width))
         return (cdf[..., 1:] - cdf[..., :-1]) / (cdf[..., -1:] - cdf[..., :1])
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy of logits (..., C, G, bins) with returns (..., 1, G, 1): (..., C, G, 1)."""
-        log_probs = F.log_softmax(logits, dim=-1)
-        return -(self.labels(target) * log_probs).sum(-1, keepdim=True)
+        weighted: Tensor = self.labels(target) * F.log_softmax(logits, dim=-1)
+        return -weighted.sum(-1, keepdim=True)
 
 
 class PopArt(nn.Module):

@@ -52,12 +52,12 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(n, d_in, d_out).uniform_(-weight, weight))
         self.bias = nn.Parameter(torch.empty(1, 1, n, d_out).uniform_(-bias, bias))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """One input per network, or the same for all: (..., C or 1, d_in) to (..., C, d_out)."""
-        n, d_in, d_out = self.weight.shape
-        rows = x.expand(*x.shape[:-2], n, d_in).reshape(-1, n, d_in)
-        out = torch.einsum("rci,cio->rco", rows, self.weight) + self.bias[0]
-        return out.view(*x.shape[:-2], n, d_out)
+    def forward(self, x: Tensor, shared: bool = False) -> Tensor:
+        """(..., C, d_in) to (..., C, d_out); with `shared` all networks get the same (..., d_in)."""
+        return (
+            torch.einsum("...i,cio->...co" if shared else "...ci,cio->...co", x, self.weight)
+            + self.bias[0, 0]
+        )
 
 
 class EnsembleMLP(nn.Module):
@@ -71,7 +71,7 @@ class EnsembleMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_in) to (..., C, d_out)."""
-        x = F.leaky_relu(self.inp_layer(x.unsqueeze(-2)))
+        x = F.leaky_relu(self.inp_layer(x, shared=True))
         for layer in self.core_layers:
             x = F.leaky_relu(layer(x))
         out: Tensor = self.output_layer(x)

@@ -98,7 +98,8 @@ class SquashedPolicy(TransformedDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log pi of the whole action (..., A), as (..., 1)."""
-        return super().log_prob(value.clamp(-0.99, 0.99)).sum(-1, keepdim=True)
+        log_prob: Tensor = super().log_prob(value.clamp(-0.99, 0.99))  # type: ignore[no-untyped-call]
+        return log_prob.sum(-1, keepdim=True)
 
 
 class PackagePolicy:
