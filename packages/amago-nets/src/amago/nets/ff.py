@@ -10,6 +10,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
+from amago.nets.dropout import Dropout
+from amago.nets.linear import Linear, activated
 from amago.nets.normalization import Normalization, SimNorm
 
 __all__ = ["MLP", "FFBlock", "Normalization", "SimNorm"]
@@ -38,20 +40,20 @@ class FFBlock(nn.Module):
         dropout: float = 0.0,
         activation: str = "leaky_relu",
         norm: str | None = None,
-        layer_type: LayerType = nn.Linear,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
         self.ff1 = layer_type(d_model, d_ff)
         self.norm1 = Normalization(norm, d_ff)
         self.ff2 = layer_type(d_ff, d_model)
         self.norm2 = Normalization(norm, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.activation = activation_switch(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to the same shape."""
-        hidden = self.dropout(self.activation(self.norm1(self.ff1(x))))
-        out: Tensor = x + self.dropout(self.activation(self.norm2(self.ff2(hidden))))
+        hidden = self.dropout(activated(self.ff1, self.norm1, self.activation, x))
+        out: Tensor = x + self.dropout(activated(self.ff2, self.norm2, self.activation, hidden))
         return out
 
 
@@ -81,7 +83,7 @@ class MLP(nn.Module):
         activation: str = "leaky_relu",
         normalization: str | None = None,
         dropout_p: float = 0.0,
-        layer_type: LayerType = nn.Linear,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
         if n_layers < 1:
@@ -91,13 +93,13 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layer_type(d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.norms = nn.ModuleList(Normalization(normalization, d_hidden) for _ in range(n_layers - 1))
         self.out_layer = layer_type(d_hidden, d_output)
-        self.dropout = nn.Dropout(dropout_p)
+        self.dropout = Dropout(dropout_p)
         self.activation = activation_switch(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_inp) to (..., d_output)."""
-        x = self.dropout(self.activation(self.in_norm(self.in_layer(x))))
+        x = self.dropout(activated(self.in_layer, self.in_norm, self.activation, x))
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = self.dropout(self.activation(norm(layer(x))))
+            x = self.dropout(activated(layer, norm, self.activation, x))
         out: Tensor = self.out_layer(x)
         return out

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
+import torch
 from torch import Tensor
 
 from amago.nets.actor_critic.base import BaseCriticHead
@@ -28,9 +29,7 @@ def gammas_as_input_seq(gammas: Tensor, batch_size: int, length: int) -> Tensor:
 
 
 def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Tensor) -> Tensor:
-    """The networks' outputs for the input [state, discount, action] without ever building it.
-
-    The first layer is linear, so the state's share is computed once for all samples and discounts.
+    """The networks' outputs for the input [state, discount, action].
 
     Args:
         net: of input width S + 1 + A.
@@ -39,15 +38,13 @@ def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Te
         action: (K, B, L, G, A).
 
     Returns:
-        (K, B, L, G, C, d_out).
+        (K, B, L, C, G, d_out).
     """
-    width = state.shape[-1]
-    layer = net.inp_layer
-    state_share = layer.share(state, 0, width).unsqueeze(2)  # (B, L, 1, C, H)
-    gamma_share = layer.share(gamma_features(gammas), width, width + 1)  # (G, C, H)
-    action_share = layer.share(action, width + 1, width + 1 + action.shape[-1])  # (K, B, L, G, C, H)
-    bias = layer.bias.view(layer.bias.shape[-2:])  # (C, H)
-    return net.from_first_layer(action_share + (state_share + (gamma_share + bias)))
+    features = gamma_features(gammas).to(action.dtype).expand(*action.shape[:-1], 1)
+    # Samples lie next to discounts, so that they share what is computed of their state.
+    others = torch.cat([features, action], dim=-1).permute(1, 2, 0, 3, 4)  # (B, L, K, G, 1 + A)
+    out = net(state[:, :, None, None], others)  # (C, B, L, K, G, d_out)
+    return out.permute(3, 1, 2, 0, 4, 5)
 
 
 @gin.configurable(module="amago.nets.actor_critic")
@@ -101,7 +98,7 @@ class NCritics(BaseCriticHead):
     def all_action_values(self, state: Tensor) -> Tensor:
         """The value of every discrete action: (B, L, S) -> (B, L, C, G, A)."""
         values: Tensor = self.net(state).unflatten(-1, (self.num_gammas, self.action_dim))
-        return values
+        return values.permute(1, 2, 0, 3, 4)
 
     def critic_network_forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None
@@ -110,8 +107,7 @@ class NCritics(BaseCriticHead):
         if self.discrete:
             values = self.all_action_values(state)
             return expected_values(values, action)
-        out = state_action_mlp(self.net, state, self.gammas, action.clamp(-0.999, 0.999))
-        return out.transpose(3, 4)  # (K, B, L, C, G, 1)
+        return state_action_mlp(self.net, state, self.gammas, action.clamp(-0.999, 0.999))
 
 
 def expected_values(values: Tensor, probs: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ import gin
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
+from amago.nets.dropout import Dropout
 from amago.nets.ff import FFBlock, LayerType, Normalization
+from amago.nets.linear import Linear, activated
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -40,11 +42,11 @@ class FFTrajEncoder(TrajEncoder):
         activation: str = "leaky_relu",
         norm: str | None = None,
         out_norm: str | None = "layer",
-        layer_type: LayerType = nn.Linear,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         self.d_model = d_model
-        self.traj_emb = nn.Linear(tstep_dim, d_model)
+        self.traj_emb = Linear(tstep_dim, d_model)
         self.traj_blocks = nn.ModuleList(
             FFBlock(
                 d_model,
@@ -56,9 +58,9 @@ class FFTrajEncoder(TrajEncoder):
             )
             for _ in range(n_layers)
         )
-        self.traj_last = nn.Linear(d_model, d_model)
+        self.traj_last = Linear(d_model, d_model)
         self.out_norm = Normalization(out_norm, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.activation = activation_switch(activation)
 
     @property
@@ -74,7 +76,7 @@ class FFTrajEncoder(TrajEncoder):
         log_dict: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
         """(B, L, tstep_dim) to (B, L, d_model); the hidden state is passed on unchanged."""
-        x = self.activation(self.traj_emb(seq))
+        x = activated(self.traj_emb, None, self.activation, seq)
         for block in self.traj_blocks:
             x = block(x)
         out = self.dropout(self.out_norm(self.traj_last(x)))

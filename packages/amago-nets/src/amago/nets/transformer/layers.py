@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
+from amago.nets.dropout import Dropout
+from amago.nets.linear import Linear, activated
 from amago.nets.normalization import Normalization
 from amago.nets.transformer.attention import SelfAttention
 from amago.nets.transformer.positions import RotaryPosEmb
 
 
 @gin.configurable(module="amago.nets.transformer")
-class SigmaReparam(nn.Linear):
+class SigmaReparam(Linear):
     """A linear layer whose weight has a learned spectral norm: W * gamma / sigma(W) (Zhai et al. 2023, eq. 3).
 
     sigma(W) = u^T W v is followed by one power iteration per training forward; its gradient flows through W
@@ -67,13 +69,13 @@ class SigmaReparam(nn.Linear):
             self._divided_from = versions
         return self._divided
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d_in) -> (..., d_out)."""
+    def effective_weight(self) -> Tensor:
+        """W * gamma / sigma(W), (d_out, d_in); in training after a power iteration."""
         if self.training:
             self._power_iteration()
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return F.linear(x, self._reparametrised(), self.bias)
-        return F.linear(x, self._rollout_weight(), self.bias)
+            return self._reparametrised()
+        return self._rollout_weight()
 
 
 @gin.configurable(module="amago.nets.transformer")
@@ -103,10 +105,10 @@ class AttentionLayer(nn.Module):
         use_rope: bool = False,
     ) -> None:
         super().__init__()
-        linear = SigmaReparam if sigma_reparam else nn.Linear
+        linear = SigmaReparam if sigma_reparam else Linear
         self.self_attention = self_attention
         self.qkv_projection = linear(d_model, 3 * d_qkv * n_heads, bias=False)
-        self.dropout_qkv = nn.Dropout(dropout_qkv)
+        self.dropout_qkv = Dropout(dropout_qkv)
         self.out_projection = linear(d_qkv * n_heads, d_model)
         # Frozen at 1 without head scaling, so that the setting does not change the layout of saved weights.
         self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
@@ -163,7 +165,7 @@ class TransformerLayer(nn.Module):
         normformer_norms: bool = True,
     ) -> None:
         super().__init__()
-        linear = SigmaReparam if sigma_reparam else nn.Linear
+        linear = SigmaReparam if sigma_reparam else Linear
         self.attention_layer = attention_layer
         self.norm1 = Normalization(norm, d_model)
         self.norm2 = Normalization(norm, d_model) if normformer_norms else nn.Identity()
@@ -171,7 +173,7 @@ class TransformerLayer(nn.Module):
         self.norm4 = Normalization(norm, d_ff) if normformer_norms else nn.Identity()
         self.ff1 = linear(d_model, d_ff)
         self.ff2 = linear(d_ff, d_model)
-        self.dropout_ff = nn.Dropout(dropout_ff)
+        self.dropout_ff = Dropout(dropout_ff)
         self.activation = activation_switch(activation)
 
     def forward(
@@ -191,6 +193,6 @@ class TransformerLayer(nn.Module):
             pos_idxs=pos_idxs,
         )
         self_seq = self_seq + self.norm2(attended)
-        hidden = self.norm4(self.activation(self.ff1(self.norm3(self_seq))))
+        hidden = self.norm4(activated(self.ff1, None, self.activation, self.norm3(self_seq)))
         out: Tensor = self_seq + self.dropout_ff(self.ff2(hidden))
         return out

@@ -6,6 +6,8 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.dropout import Dropout
+from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.transformer.cache import TformerHiddenState
 from amago.nets.transformer.layers import TransformerLayer
@@ -47,8 +49,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.position_embedding = _position_embedding(pos_emb, d_model)
-        self.inp = nn.Linear(inp_dim, d_model)
-        self.dropout = nn.Dropout(dropout_emb)
+        self.inp = Linear(inp_dim, d_model)
+        self.dropout = Dropout(dropout_emb)
         self.layers = nn.ModuleList(layers)
         self.norm = Normalization(norm, d_model)
         self.d_model = d_model

@@ -1,0 +1,34 @@
+"""The linear layer of our networks: `torch.nn.Linear`, computed through `amago.kernels`."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from amago import kernels
+from amago.nets.normalization import Normalization
+
+
+class Linear(nn.Linear):
+    """x W^T + b, as in torch, its parameters and their start included.
+
+    Subclasses that compute with another weight than the parameter override `effective_weight`.
+    """
+
+    def effective_weight(self) -> Tensor:
+        """The weight (out_features, in_features) that inputs are multiplied with."""
+        return self.weight
+
+    def forward(self, x: Tensor, leaky: float | None = None) -> Tensor:
+        """(..., in_features) -> (..., out_features), through a leaky ReLU of slope `leaky` if it is given."""
+        return kernels.linear(x, self.effective_weight(), self.bias, leaky=leaky)
+
+
+def activated(layer: nn.Module, norm: Normalization | None, activation: nn.Module, x: Tensor) -> Tensor:
+    """activation(norm(layer(x))), in one operation where nothing stands between the two."""
+    nothing_between = norm is None or isinstance(norm.norm, nn.Identity)
+    if nothing_between and isinstance(layer, Linear) and type(activation) is nn.LeakyReLU:
+        out: Tensor = layer(x, leaky=activation.negative_slope)
+    else:
+        x = layer(x)
+        out = activation(x if norm is None else norm(x))
+    return out
