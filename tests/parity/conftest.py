@@ -45,7 +45,7 @@ class Formulas:
     @staticmethod
     def norm(method: str | None, w: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
         width = x.shape[-1]
-        length = (x * x).sum(-1, keepdim=True) ** 0.5
+        length = (x * x).sum(-1, keepdim=True).clamp(min=1e-24) ** 0.5  # a ReLU may leave nothing but zeros
         if method in (None, "none"):
             return x
         if method == "layer":
@@ -104,6 +104,7 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.sizes = np.random.default_rng(seed)
         self.numbers = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)  # of the modules' own initialisation
 
     def size(self, low: int, high: int) -> int:
         """An integer from low to high, both included."""
