@@ -14,18 +14,6 @@ GAMMAS = torch.tensor([0.1, 0.9, 0.999])
 GOLDEN = ["twohot_twohot_symlog", "twohot_twohot_linear", "twohot_hlgauss_symlog"]
 SETTINGS = ["state_dim", "action_dim", "num_critics", "d_hidden", "n_layers", "min_return", "max_return"]
 SETTINGS += ["output_bins", "use_symlog", "label_type", "init_value"]
-    "state_dim",
-    "action_dim",
-    "num_critics",
-    "d_hidden",
-    "n_layers",
-    "min_return",
-    "max_return",
-    "output_bins",
-    "use_symlog",
-    "label_type",
-    "init_value",
-]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Off-policy actor-critic agents for long sequences.
 
-- `agent`: `Agent`, the algorithm; `base`: `BaseAgent`, its interface and encoders.
+- `agent`: `Agent`, the algorithm; `multitask`: `MultiTaskAgent`, the same with critics that classify; `base`: `BaseAgent`, its interface and encoders.
 - `acting`: from distributions to the actions that environments take.
 - `batch`: the training batch; `transitions`: its real transitions side by side.
 - `losses`, `returns`, `targets`, `filters`, `gammas`: the mathematics as functions of tensors.
@@ -12,6 +12,7 @@ from amago.agent.base import BaseAgent, get_action_dim_and_type
 from amago.agent.batch import Batch
 from amago.agent.filters import binary_filter, exp_filter, leaky_relu_filter
 from amago.agent.gammas import Multigammas
+from amago.agent.multitask import MultiTaskAgent
 from amago.agent.registry import get_agent_cls, list_registered_agents, register_agent
 from amago.agent.returns import nstep_return
 
@@ -19,6 +20,7 @@ __all__ = [
     "Agent",
     "BaseAgent",
     "Batch",
+    "MultiTaskAgent",
     "Multigammas",
     "binary_filter",
     "exp_filter",

@@ -278,6 +278,19 @@ class Agent(BaseAgent):
         values: Tensor = self.critics(t.state, action, log_dict=log)[0]
         return values
 
+    def _values(self, critic_output: Any) -> Tensor:
+        """Raw values (..., C, G, 1) from what the critics return."""
+        values: Tensor = critic_output
+        return values
+
+    def _as_returns(self, values: Tensor) -> Tensor:
+        """Raw values (..., G, 1) in the units of the targets."""
+        return self.popart(values, normalized=False)  # type: ignore[no-any-return]
+
+    def _normalized(self, values: Tensor) -> Tensor:
+        """Raw values (..., G, 1) as the online loss weighs them, alike for every discount."""
+        return self.popart(values)  # type: ignore[no-any-return]
+
     def _critics_of_every_action(self) -> NCritics | None:
         """The critics, if one pass of theirs serves all actions of a state, the recorded and the policy's."""
         critics = self.critics
@@ -292,7 +305,7 @@ class Agent(BaseAgent):
         actor = self.target_actor if self.use_target_actor else self.actor
         dist = actor(t.next_state, straight_from_obs=t.next_direct_obs)
         action = self._policy_actions(dist, self.num_actions_for_value_in_critic_loss)
-        values = self.popart(self.target_critics(t.next_state, action), normalized=False).mean(0)
+        values = self._as_returns(self._values(self.target_critics(t.next_state, action))).mean(0)
         reduce = "min" if self.online_coeff > 0 else "mean"
         values = at_least_float32(values)
         values = random_critic_subset(values, self.num_critics_td, reduce)  # (1, n, 1, G, 1)
@@ -310,6 +323,10 @@ class Agent(BaseAgent):
         if self.discrete:
             probs: Tensor = dist.probs
             return probs.unsqueeze(0)
+        return self._sampled_actions(dist, num_samples, grad=grad)
+
+    def _sampled_actions(self, dist: Any, num_samples: int, *, grad: bool) -> Tensor:
+        """K samples (K, 1, n, G, A), with a gradient into the policy if asked for."""
         samples: Tensor = dist.rsample((num_samples,)) if grad else dist.sample((num_samples,))
         return samples
 
@@ -332,7 +349,7 @@ class Agent(BaseAgent):
         policy_values = self._policy_values(t, dist) if needs_values else None
         online = offline = None
         if self.online_coeff > 0 and policy_values is not None:
-            online = losses.online_actor_loss(self.popart(policy_values))
+            online = losses.online_actor_loss(self._normalized(policy_values))
         if self.offline_coeff > 0:
             weights = self._filter(q_values, policy_values, log)
             log_prob = self._log_prob(dist, t.action)
@@ -355,8 +372,7 @@ class Agent(BaseAgent):
             if t.every_action is not None:
                 return expected_values(t.every_action.detach(), action)
             weights = {name: p.detach() for name, p in self.critics.named_parameters()}
-            values: Tensor = functional_call(self.critics, weights, (t.state.detach(), action))
-        return values
+            return self._values(functional_call(self.critics, weights, (t.state.detach(), action)))
 
     def _filter(
         self, q_values: Tensor | None, policy_values: Tensor | None, log: dict[str, Any] | None
@@ -412,7 +428,7 @@ class Agent(BaseAgent):
     def _log_values(self, log: dict[str, Any], q_values: Tensor) -> None:
         """Values of the acting discount in units of returns, and PopArt's statistics."""
         with torch.no_grad():
-            acting = self.popart(q_values, normalized=False)[..., -1, :]
+            acting = self._as_returns(q_values)[..., -1, :]
             log["Mean Q(s, a) (global mean, rescaled)"] = acting.mean() / self.reward_multiplier
             log["PopArt mu (mean over gamma)"] = self.popart.mu.mean()
             log["PopArt nu (mean over gamma)"] = self.popart.nu.mean()

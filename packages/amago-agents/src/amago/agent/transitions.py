@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Transitions:
         direct_obs: observations (1, n, ...) that the actor sees besides the state, None if there are none.
         next_direct_obs: the same of the next timestep.
         places: (n,) where the transitions stand in the flattened (B * T).
+        q_dist: what classifying critics say of the recorded actions, once they have computed it.
         every_action: values of all discrete actions, (1, n, C, G, A), once the critics have computed them.
     """
 
@@ -37,6 +39,7 @@ class Transitions:
     direct_obs: dict[str, Tensor] | None
     next_direct_obs: dict[str, Tensor] | None
     places: Tensor
+    q_dist: Any = None
     every_action: Tensor | None = None
 
     @classmethod
