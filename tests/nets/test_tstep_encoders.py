@@ -1,25 +1,35 @@
 """Timestep encoders: golden numbers, padding and hidden inputs, and encoders that users write."""
 
+import warnings
+
+import gin
 import gymnasium
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from amago.nets import cnn
-from amago.nets.cnn import NatureishCNN
-from amago.nets.ff import Normalization
+from amago.nets.cnn import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.masking import MAGIC_PAD_VAL, mask_from_filler, timestep_mask
 from amago.nets.tstep_encoders import (
     CNNTstepEncoder,
     FFTstepEncoder,
+    MultiModalTstepEncoder,
     TstepEncoder,
     get_tstep_encoder_cls,
     list_registered_tstep_encoders,
     register_tstep_encoder,
 )
 from amago.nets.tstep_encoders.augmentation import num_clean_sequences
+from amago.nets.utils import symlog
+
+
+@pytest.fixture
+def no_gin_bindings():
+    gin.clear_config()
+    yield
+    gin.clear_config()
 
 
 def box(*shape, dtype=np.float32):
@@ -138,9 +148,22 @@ def test_statistics_move_in_training_only(normalize_inputs):
     assert encoder.in_norm._t == 2.0
 
 
-@pytest.mark.parametrize("encoder_type", [FFTstepEncoder, CNNTstepEncoder])
+def test_symlog_comes_before_the_statistics():
+    torch.manual_seed(0)
+    logged = FFTstepEncoder({"observation": (3,)}, (4,), symlog_inputs=True)
+    plain = FFTstepEncoder({"observation": (3,)}, (4,))
+    plain.load_state_dict(logged.state_dict())
+    obs, rl2s = 1e4 * torch.randn(2, 5, 3), 1e3 * torch.randn(2, 5, 4)
+    torch.testing.assert_close(
+        logged({"observation": obs}, rl2s), plain({"observation": symlog(obs)}, symlog(rl2s))
+    )
+    torch.testing.assert_close(logged.in_norm.mu, plain.in_norm.mu)
+    assert logged.in_norm.mu.abs().max() < 10.0
+
+
+@pytest.mark.parametrize("encoder_type", [FFTstepEncoder, CNNTstepEncoder, MultiModalTstepEncoder])
 def test_hidden_rl2s_change_nothing(encoder_type):
-    shape = (3,) if encoder_type is FFTstepEncoder else (40, 40, 3)
+    shape = (40, 40, 3) if encoder_type is CNNTstepEncoder else (3,)
     encoder = encoder_type({"observation": shape}, (4,), hide_rl2s=True).eval()
     obs = {"observation": torch.rand(2, 3, *shape)}
     assert torch.equal(encoder(obs, torch.randn(2, 3, 4)), encoder(obs, torch.full((2, 3, 4), float("nan"))))
@@ -164,6 +187,18 @@ def test_hidden_rewards_leave_the_previous_action():
     assert torch.equal(out[..., 1:], rl2s[..., 1:])
 
 
+@pytest.mark.parametrize("encoder_type", [FFTstepEncoder, CNNTstepEncoder, MultiModalTstepEncoder])
+def test_rewards_of_every_encoder_are_hidden_through_gin(encoder_type, no_gin_bindings):
+    gin.bind_parameter("TstepEncoder.hide_rewards", True)
+    encoder = encoder_type({"observation": (40, 40, 3)}, (4,)).eval()
+    obs = {"observation": torch.rand(1, 2, 40, 40, 3)}
+    rl2s, other_reward, other_action = (torch.zeros(1, 2, 4) for _ in range(3))
+    other_reward[..., 0] = 9.0
+    other_action[..., 1] = 1.0
+    assert torch.equal(encoder(obs, rl2s), encoder(obs, other_reward))
+    assert not torch.isclose(encoder(obs, rl2s), encoder(obs, other_action)).all()
+
+
 def test_a_user_encoder_receives_its_spaces_unchanged():
     spaces, rl2_space = gymnasium.spaces.Dict({"observation": box(3)}), box(4)
     encoder = RL2Only(obs_space=spaces, rl2_space=rl2_space)
@@ -172,45 +207,74 @@ def test_a_user_encoder_receives_its_spaces_unchanged():
     assert torch.equal(encoder(obs={}, rl2s=torch.ones(1, 2, 4)), torch.ones(1, 2, 4))
 
 
-def test_a_multi_modal_encoder_is_written_as_the_tutorial_shows():
-    class MultiModalRobotTstepEncoder(TstepEncoder):
-        """An image and a vector of joints."""
-
-        def __init__(self, obs_space, rl2_space):
-            super().__init__(obs_space=obs_space, rl2_space=rl2_space)
-            img_space = obs_space["image"]
-            joint_space = obs_space["joints"]
-            self.cnn = NatureishCNN(img_shape=img_space.shape)
-            cnn_out_shape = self.cnn(self.cnn.blank_img).shape[-1]
-            self.joint_rl2_emb = nn.Linear(joint_space.shape[-1] + rl2_space.shape[-1], 32)
-            self.merge = nn.Linear(cnn_out_shape + 32, 128)
-            self.output_layer = nn.Linear(128, 64)
-            self.out_norm = Normalization("layer", 64)
-
-        @property
-        def emb_dim(self):
-            return 64
-
-        def inner_forward(self, obs, rl2s, log_dict=None):
-            img_features = self.cnn(obs["image"])
-            joints_and_rl2s = torch.cat((obs["joints"], rl2s), dim=-1)
-            joint_features = F.leaky_relu(self.joint_rl2_emb(joints_and_rl2s))
-            merged = torch.cat((img_features, joint_features), dim=-1)
-            merged = F.leaky_relu(self.merge(merged))
-            return self.out_norm(self.output_layer(merged))
-
-    spaces = gymnasium.spaces.Dict({"image": box(48, 48, 3, dtype=np.uint8), "joints": box(7)})
-    encoder = MultiModalRobotTstepEncoder(obs_space=spaces, rl2_space=box(5))
-    obs = {"image": torch.zeros(2, 3, 48, 48, 3, dtype=torch.uint8), "joints": torch.randn(2, 3, 7)}
-    assert encoder(obs=obs, rl2s=torch.randn(2, 3, 5)).shape == (2, 3, encoder.emb_dim)
+SMALLEST = {DrQCNN: 15, GridworldCNN: 4, IMPALAishCNN: 15, NatureishCNN: 36}
 
 
-def test_augmentation_acts_in_training_on_the_last_sequences_only():
+@pytest.mark.parametrize("network", list(SMALLEST), ids=lambda network: network.__name__)
+def test_every_network_sees_the_same_in_both_layouts_and_in_integers_and_floats(network):
     torch.manual_seed(0)
-    encoder = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,), drqv2_aug=True)
-    plain = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,))
+    last = CNNTstepEncoder({"observation": (38, 40, 3)}, (4,), cnn_type=network)
+    first = CNNTstepEncoder({"observation": (3, 38, 40)}, (4,), cnn_type=network, channels_first=True)
+    first.load_state_dict(last.state_dict(), strict=True)
+    imgs, rl2s = torch.randint(0, 256, (2, 3, 38, 40, 3), dtype=torch.uint8), torch.randn(2, 3, 4)
+    expected = last({"observation": imgs}, rl2s)
+    assert expected.shape == (2, 3, last.emb_dim)
+    for other in (imgs.float(), imgs.double(), imgs.long()):
+        torch.testing.assert_close(last({"observation": other}, rl2s), expected)
+    torch.testing.assert_close(first({"observation": imgs.permute(0, 1, 4, 2, 3)}, rl2s), expected)
+    expected.sum().backward()
+    assert all(parameter.grad is not None for parameter in last.parameters())
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+@pytest.mark.parametrize(("network", "size"), list(SMALLEST.items()), ids=str)
+def test_an_image_of_the_smallest_size_is_taken_and_a_smaller_one_named(network, size, channels_first):
+    def make(height, width):
+        shape = (3, height, width) if channels_first else (height, width, 3)
+        space = {"observation": shape}
+        return CNNTstepEncoder(space, (4,), cnn_type=network, channels_first=channels_first), shape
+
+    encoder, shape = make(size, size)
+    assert encoder({"observation": torch.zeros(1, 2, *shape)}, torch.zeros(1, 2, 4)).isfinite().all()
+    for sides in ((size - 1, 99), (99, size - 1)):
+        with pytest.raises(ValueError, match=rf"images of \({sides[0]}, {sides[1]}\) pixels are too small"):
+            make(*sides)
+
+
+def test_the_image_is_taken_from_its_key():
+    encoder = CNNTstepEncoder({"state": (3,), "camera": (40, 40, 3)}, (4,), obs_key="camera").eval()
+    obs, rl2s = {"camera": torch.rand(1, 2, 40, 40, 3)}, torch.zeros(1, 2, 4)
+    assert torch.equal(encoder(obs, rl2s), encoder({**obs, "state": torch.randn(1, 2, 3)}, rl2s))
+
+
+def test_images_that_are_scaled_already_are_left_alone():
+    pixels = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,))
+    scaled = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,), from_float=True)
+    scaled.load_state_dict(pixels.state_dict())
+    imgs, rl2s = torch.randint(0, 256, (2, 3, 40, 40, 3), dtype=torch.uint8), torch.zeros(2, 3, 4)
+    torch.testing.assert_close(
+        scaled({"observation": imgs.float() / 128.0 - 1.0}, rl2s), pixels({"observation": imgs}, rl2s)
+    )
+
+
+def test_scaling_small_numbers_as_pixels_is_warned_of():
+    space = gymnasium.spaces.Dict({"observation": gymnasium.spaces.Box(0.0, 1.0, (40, 40, 3))})
+    with pytest.warns(UserWarning, match=r"lies in \[0.0, 1.0\].*from_float=True"):
+        CNNTstepEncoder(space, (4,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CNNTstepEncoder(space, (4,), from_float=True)
+        CNNTstepEncoder({"observation": (40, 40, 3)}, (4,))
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_augmentation_acts_in_training_on_the_last_sequences_only(channels_first):
+    torch.manual_seed(0)
+    shape = (3, 40, 40) if channels_first else (40, 40, 3)
+    encoder = CNNTstepEncoder({"observation": shape}, (4,), channels_first=channels_first, drqv2_aug=True)
+    plain = CNNTstepEncoder({"observation": shape}, (4,), channels_first=channels_first)
     plain.load_state_dict(encoder.state_dict())
-    obs = {"observation": torch.randint(0, 255, (8, 2, 40, 40, 3), dtype=torch.uint8)}
+    obs = {"observation": torch.randint(0, 255, (8, 2, *shape), dtype=torch.uint8)}
     rl2s = torch.zeros(8, 2, 4)
     augmented, clean = encoder(obs, rl2s), plain(obs, rl2s)
     same = torch.isclose(augmented, clean, atol=1e-6).flatten(1).all(1)
@@ -251,7 +315,7 @@ def test_bad_arguments_are_named(make, message):
 def test_encoders_are_found_by_name():
     assert get_tstep_encoder_cls("ff") is FFTstepEncoder
     assert get_tstep_encoder_cls("cnn") is CNNTstepEncoder
-    assert {"ff", "cnn"} <= set(list_registered_tstep_encoders())
+    assert {"ff", "cnn", "multimodal"} <= set(list_registered_tstep_encoders())
     with pytest.raises(ValueError, match=r"unknown timestep encoder 'cn'.*did you mean 'cnn'"):
         get_tstep_encoder_cls("cn")
 

@@ -1,6 +1,6 @@
 """The tutorial's snippets, as a user would type them: environments, parts, gin settings, runs, async modes.
 
-Where a snippet trains, sizes are small. `MultiTaskAgent`, Mamba and flex attention come in later releases; the
+Where a snippet trains, sizes are small. `MultiTaskAgent` and flex attention come in later releases; the
 snippets about them stand here with the agent, encoder and attention that exist.
 """
 
@@ -34,7 +34,7 @@ from amago.envs.exploration import EpsilonGreedy
 from amago.loading import DiskTrajDataset
 from amago.nets.cnn import IMPALAishCNN, NatureishCNN
 from amago.nets.ff import Normalization
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import VanillaAttention
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 
@@ -217,13 +217,17 @@ class ImagesAndJointsEnv(gym.Env[dict[str, np.ndarray], int]):
 
 
 class MultiModalRobotTstepEncoder(TstepEncoder):
-    """The tutorial's own timestep encoder."""
+    """The tutorial's own timestep encoder, with two slips of the pen corrected.
+
+    They are `def __init_(obs_space, ...)`, which lacked two underscores and `self`, and "Noramlization". The
+    imports of torch, `torch.nn` and `torch.nn.functional`, which the snippet leaves out, stand at the top.
+    """
 
     def __init__(self, obs_space: gym.spaces.Dict, rl2_space: gym.spaces.Box) -> None:
         super().__init__(obs_space=obs_space, rl2_space=rl2_space)
         img_space = obs_space["image"]
         joint_space = obs_space["joints"]
-        self.cnn = NatureishCNN(img_shape=img_space.shape, channels_first=False, activation="leaky_relu")
+        self.cnn = NatureishCNN(img_shape=img_space.shape)
         cnn_out_shape = self.cnn(self.cnn.blank_img).shape[-1]
         self.joint_rl2_emb = nn.Linear(joint_space.shape[-1] + rl2_space.shape[-1], 32)
         self.merge = nn.Linear(cnn_out_shape + 32, 128)
@@ -249,13 +253,35 @@ def test_2_create_your_own_timestep_encoder(tmp_path: Path) -> None:
     def make() -> AMAGOEnv:
         return AMAGOEnv(ImagesAndJointsEnv(), env_name="robot")
 
-    experiment = small_experiment(
-        tmp_path, make_train_env=make, make_val_env=make, tstep_encoder_type=MultiModalRobotTstepEncoder
+    experiment = train(
+        small_experiment(
+            tmp_path, make_train_env=make, make_val_env=make, tstep_encoder_type=MultiModalRobotTstepEncoder
+        )
     )
-    assert train(experiment).counters.gradient_steps == 2
+    assert experiment.counters.gradient_steps == 2
+    assert isinstance(experiment.policy.tstep_encoder, MultiModalRobotTstepEncoder)
+    assert experiment.policy.traj_encoder.tstep_dim == 64
 
 
-@pytest.mark.parametrize("traj_encoder_type", [FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder])
+def test_2_the_builtin_encoder_for_observations_of_several_kinds(tmp_path: Path) -> None:
+    def make() -> AMAGOEnv:
+        return AMAGOEnv(ImagesAndJointsEnv(), env_name="robot")
+
+    config: dict[str, Any] = {"ImageFeatures.drqv2_aug": True, "VectorFeatures.d_hidden": 32}
+    tstep_encoder_type = switch_tstep_encoder(config, arch="multimodal", encoders={"image": IMPALAishCNN})
+    use_config(config)
+    experiment = train(
+        small_experiment(
+            tmp_path, make_train_env=make, make_val_env=make, tstep_encoder_type=tstep_encoder_type
+        )
+    )
+    assert experiment.counters.gradient_steps == 2
+    assert isinstance(experiment.policy.tstep_encoder.obs_encoders["image_encoder"].cnn, IMPALAishCNN)
+
+
+@pytest.mark.parametrize(
+    "traj_encoder_type", [FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder]
+)
 def test_3_pick_a_sequence_model(tmp_path: Path, traj_encoder_type: Any) -> None:
     assert train(small_experiment(tmp_path, traj_encoder_type=traj_encoder_type)).counters.gradient_steps == 2
 

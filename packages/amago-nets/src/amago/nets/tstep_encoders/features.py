@@ -190,20 +190,20 @@ class TokenFeatures(nn.Module):
                 f"{num_tokens} tokens from {self.low} to {self.high} are too many to embed (limit {MAX_TOKENS}): "
                 "narrow the space's bounds"
             )
-        self.num_axes = len(spec.shape)
+        self.num_axes, self.length = len(spec.shape), spec.dim
         self.emb_dim = d_output
         self.embedding = nn.Embedding(1 + num_tokens, d_emb)
         with torch.no_grad():
             self.embedding.weight[0].zero_()
         self.gru = nn.GRU(d_emb, d_hidden, batch_first=True)
-        self.score = nn.Linear(d_hidden, 1)
+        self.score = nn.Linear(d_hidden, 1, bias=False)  # softmax would cancel a bias
         self.linear = nn.Linear(d_hidden, d_output)
         self.activation = activation_switch(activation)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, L, K), or any shape after (B, L), to (B, L, emb_dim)."""
         leading = tokens.shape[: tokens.dim() - self.num_axes]
-        rows = self.rows_of(tokens).reshape(leading.numel(), -1)  # (B L, K)
+        rows = self.rows_of(tokens).reshape(leading.numel(), self.length)  # (B L, K)
         # An instruction mostly stays what it is for a whole episode. To find that out would make a GPU wait.
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():
             rows, which = _without_repeats(rows)

@@ -19,7 +19,7 @@ from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder,
 from amago.nets.tstep_encoders.features import MAX_TOKENS, ImageFeatures, TokenFeatures, VectorFeatures
 from amago.nets.utils import add_activation_log, symlog
 
-EncoderChoice = str | type[CNN] | Callable[[Any], nn.Module]
+EncoderChoice = str | Callable[[Any], nn.Module]
 
 _KINDS: dict[str, Callable[[Any], nn.Module]] = {
     "image": ImageFeatures,
@@ -167,7 +167,7 @@ def _choice_by_space(key: str, spec: ArraySpec) -> str:
     return kind
 
 
-def _make_encoder(key: str, choice: EncoderChoice, space: Any) -> nn.Module:
+def _make_encoder(key: str, choice: Any, space: Any) -> nn.Module:
     """The encoder of the observation `key`; its errors say which one that is."""
     try:
         if isinstance(choice, type) and issubclass(choice, CNN):
@@ -184,8 +184,10 @@ def _make_encoder(key: str, choice: EncoderChoice, space: Any) -> nn.Module:
             raise TypeError(f"its encoder must be a name, a CNN or a callable, got {choice!r}")
         if not isinstance(encoder, nn.Module):
             raise TypeError(f"{choice!r} must make a torch.nn.Module, got {encoder!r}")
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"encoders, observation {key!r}: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"encoders, observation {key!r}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"encoders, observation {key!r}: {error}") from error
     return encoder
 
 
