@@ -80,21 +80,15 @@ class VanillaFlexAttention(FlexAttention):
         super().__init__(score_mod=None, mask_mod=None, causal=causal, dropout=dropout)
 
 
-def _window(owner: object, window_size: Any) -> int:
-    """A window that was set, as a number.
+def _at_least_0(name: str, value: Any) -> int:
+    """A number of steps.
 
     Raises:
-        ValueError: if it was not set, or is no integer of at least 0.
+        ValueError: if it is no integer of at least 0.
     """
-    if window_size is gin.REQUIRED:
-        name = type(owner).__name__
-        raise ValueError(
-            f"window_size of {name} must be set: how many steps back a position sees; "
-            f"pass it or bind '{name}.window_size' in the gin config"
-        )
-    if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 0:
-        raise ValueError(f"window_size must be an integer of at least 0 steps back, got {window_size!r}")
-    return window_size
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be an integer of at least 0 steps, got {value!r}")
+    return value
 
 
 @gin.configurable(module="amago.nets.transformer")
@@ -107,11 +101,12 @@ class SlidingWindowFlexAttention(FlexAttention):
         window_size: steps back that a position sees, besides itself. There is no good default.
 
     Raises:
-        ValueError: if window_size is not set or no integer of at least 0.
+        RuntimeError: if window_size is neither passed nor bound in gin.
+        ValueError: if it is no integer of at least 0.
     """
 
     def __init__(self, causal: bool = True, dropout: float = 0.0, window_size: int = gin.REQUIRED) -> None:
-        mask_mod = kernels.SlidingWindow(_window(self, window_size))
+        mask_mod = kernels.SlidingWindow(_at_least_0("window_size", window_size))
         super().__init__(score_mod=None, mask_mod=mask_mod, causal=causal, dropout=dropout)
 
 
@@ -129,7 +124,8 @@ class ClippedSlidingSinkAttention(FlexAttention):
         sink_bias: added to the scores of those first positions.
 
     Raises:
-        ValueError: if window_size is not set, or a number is out of range.
+        RuntimeError: if window_size is neither passed nor bound in gin.
+        ValueError: if a number is out of range.
     """
 
     def __init__(
@@ -143,11 +139,10 @@ class ClippedSlidingSinkAttention(FlexAttention):
     ) -> None:
         if logit_clip < 0:
             raise ValueError(f"logit_clip must be 0 (no limit) or positive, got {logit_clip!r}")
-        if isinstance(sink_size, bool) or not isinstance(sink_size, int) or sink_size < 0:
-            raise ValueError(f"sink_size must be an integer of at least 0 positions, got {sink_size!r}")
+        sink_size = _at_least_0("sink_size", sink_size)
         super().__init__(
             score_mod=kernels.ClippedSinks(sink_size, sink_bias, logit_clip or None),
-            mask_mod=kernels.SlidingWindow(_window(self, window_size), sink_size),
+            mask_mod=kernels.SlidingWindow(_at_least_0("window_size", window_size), sink_size),
             causal=causal,
             dropout=dropout,
         )
