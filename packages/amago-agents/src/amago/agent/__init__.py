@@ -1,6 +1,7 @@
 """Off-policy actor-critic agents for long sequences.
 
-- `agent`: `Agent`, the algorithm; `multitask`: `MultiTaskAgent`, the same with critics that classify; `base`: `BaseAgent`, its interface and encoders.
+- `agent`: `Agent`, the algorithm; `multitask`: `MultiTaskAgent`, the same with critics that classify returns.
+- `base`: `BaseAgent`, the interface and the encoders of both.
 - `acting`: from distributions to the actions that environments take.
 - `batch`: the training batch; `transitions`: its real transitions side by side.
 - `losses`, `returns`, `targets`, `filters`, `gammas`: the mathematics as functions of tensors.

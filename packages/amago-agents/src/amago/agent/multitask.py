@@ -139,7 +139,8 @@ class MultiTaskAgent(Agent):
         if log is not None:
             log["Min TD Target"], log["Max TD Target"] = extremes(targets)
             self._log_values(log, q_values)
-        loss: Tensor = self.critics.cross_entropy(t.q_dist, targets)[0]
+        critics: Any = self.critics
+        loss: Tensor = critics.cross_entropy(t.q_dist, targets)[0]
         return loss
 
     def _policy_actions(self, dist: Any, num_samples: int, *, grad: bool = False) -> Tensor:
@@ -150,7 +151,8 @@ class MultiTaskAgent(Agent):
 
     def _values(self, critic_output: Any) -> Tensor:
         """Expected returns (..., C, G, 1) of the critics' distributions, in the units of the targets."""
-        values: Tensor = self.critics.bin_dist_to_raw_vals(critic_output)
+        critics: Any = self.critics
+        values: Tensor = critics.bin_dist_to_raw_vals(critic_output)
         return values
 
     def _as_returns(self, values: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical
+from torch.distributions.utils import clamp_probs
 
 from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.precision import at_least_float32
@@ -65,7 +66,8 @@ class ClippedCategorical(Categorical):
         # skip. Values are still checked as torch's default has it.
         del self._validate_args
         tiny = torch.finfo(torch.float32).tiny
-        self.logits = straight_through(clipped.clamp_min(tiny).log(), softmax.clamp_min(tiny).log())
+        # Values as torch's Categorical has them, which lets no probability fall below the dtype's epsilon.
+        self.logits = straight_through(clamp_probs(clipped).log(), softmax.clamp_min(tiny).log())
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log π of indices, broadcast against the batch shape (...).
