@@ -63,7 +63,7 @@ def words(result: Result) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"], ["import-policy"]])
 def test_help_fits_80_columns(command: list[str]) -> None:
     result = amago_run(*command, "--help")
     assert result.exit_code == 0
@@ -139,6 +139,7 @@ def test_a_mistake_is_answered_with_the_nearest_name(
         (["train", "--resume"], "no run"),
         (["eval", "absent"], "no run"),
         (["compare", "absent"], "no run"),
+        (["import-policy", "absent.pt", "run"], "absent.pt"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_explained(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -195,3 +195,48 @@ def compare(
     with _answering_mistakes(context):
         folders = [find_run(run, run_dir) for run in runs]
         compare_runs(folders, labels=label, picture=out, console=Console())
+
+
+@app.command("import-policy", cls=_Command)
+def import_policy(
+    context: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A saved policy, say policy.pt."),
+    ],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name or folder of a run; of the new one with --env.")
+    ],
+    env: Annotated[
+        str | None, typer.Option(metavar="ENV", help="Make the run, with this environment.")
+    ] = None,
+    env_arg: flags.EnvArg = None,
+    max_seq_len: flags.MaxSeqLen = None,
+    run_dir: flags.RunDir = _RUNS,
+    gin: flags.Gin = None,
+    set_: flags.Set = None,
+) -> None:
+    """Make the weights in [bold]FILE[/] the latest policy of [bold]RUN[/], for eval to use.
+
+    The file holds a state dict of an agent, as torch.save writes it, this
+    library's or one with the same names. Says what agent it is of. RUN is a
+    run whose agent has the same sizes. If there is none, --env ENV makes one
+    with the sizes in the file. Activations, discounts, the length of
+    sequences and the like leave no trace in weights: they are the defaults
+    unless --max-seq-len, --gin or --set give those of the run that wrote it.
+    """
+    from amago.cli.import_policy import Import
+    from amago.cli.import_policy import import_policy as put_policy
+
+    with _answering_mistakes(context):
+        request = Import(
+            file=file,
+            run=run,
+            run_dir=run_dir,
+            env=env,
+            env_args=parse_arguments(env_arg, "--env-arg") if env_arg else {},
+            max_seq_len=max_seq_len,
+            gin_files=tuple(gin or ()),
+            assignments=tuple(set_ or ()),
+        )
+        put_policy(request, Console())

@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
 
 from amago.cli.options import UsageProblem, suggestion
 from amago.envs import AMAGOEnv
+from amago.nets.specs import as_action_spec
 
 # A window this long serves a Markov environment; a builtin one is about memory and gets its whole rollout.
 LONGEST_DEFAULT_SEQUENCE = 128
@@ -109,10 +110,12 @@ class EnvFacts:
     Attributes:
         time_limit: steps after which an episode ends at the latest; None where there is no limit.
         remembers_all: memory over the whole episode is what the environment is about.
+        action_kind: "discrete", "multidiscrete", "multibinary" or "box".
     """
 
     time_limit: int | None
     remembers_all: bool
+    action_kind: str
 
     @property
     def max_seq_len(self) -> int:
@@ -138,11 +141,13 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
         raise UsageProblem(f"{maker.name} cannot be made: {error}", "ENV") from error
     try:
-        AMAGOEnv(env, env_name=maker.name)
-        if maker.name in BUILTINS:
-            return EnvFacts(time_limit=BUILTINS[maker.name].horizon(env.unwrapped), remembers_all=True)
-        limit = None if env.spec is None else env.spec.max_episode_steps
-        return EnvFacts(time_limit=limit, remembers_all=False)
+        actions = as_action_spec(AMAGOEnv(env, env_name=maker.name).action_space).kind
+        builtin = BUILTINS.get(maker.name)
+        if builtin is not None:
+            limit: int | None = builtin.horizon(env.unwrapped)
+        else:
+            limit = None if env.spec is None else env.spec.max_episode_steps
+        return EnvFacts(time_limit=limit, remembers_all=builtin is not None, action_kind=actions)
     except (TypeError, ValueError) as error:
         raise UsageProblem(f"{maker.name} does not suit an agent: {error}", "ENV") from error
     finally:

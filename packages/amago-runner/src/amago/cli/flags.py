@@ -63,7 +63,7 @@ Actors = Annotated[
 ]
 
 AgentName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="How it learns: agent.", rich_help_panel=_AGENT)
+    str | None, typer.Option(metavar="NAME", help="How it learns: agent, multitask.", rich_help_panel=_AGENT)
 ]
 TstepEncoder = Annotated[
     str | None,
@@ -71,7 +71,9 @@ TstepEncoder = Annotated[
 ]
 TrajEncoder = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The memory: transformer, rnn, ff, identity.", rich_help_panel=_AGENT),
+    typer.Option(
+        metavar="NAME", help="The memory: transformer, mamba, rnn, ff, identity.", rich_help_panel=_AGENT
+    ),
 ]
 MemorySize = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Width of the memory.", rich_help_panel=_AGENT)

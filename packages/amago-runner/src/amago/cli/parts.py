@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from amago.cli.options import UsageProblem
 from amago.cli.recipes import Recipe
 from amago.cli_utils import switch_agent, switch_exploration, switch_traj_encoder, switch_tstep_encoder
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
-from amago.experiment.gin_bindings import parameters_of
+from amago.experiment.gin_bindings import parameters_of, selector_of
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -46,6 +47,7 @@ def choose_parts(recipe: Recipe, facts: EnvFacts) -> Parts:
         lambda: switch_traj_encoder(bindings, recipe.traj_encoder, recipe.memory_size, recipe.memory_layers),
     )
     exploration = _named("--exploration", lambda: _choose_exploration(bindings, recipe, facts))
+    bindings.update(_suiting_actions(agent, facts))
     bindings.update(recipe.gin)
     return Parts(
         agent=agent,
@@ -64,11 +66,16 @@ def try_parts(parts: Parts, maker: EnvMaker, max_seq_len: int) -> None:
     Raises:
         UsageProblem: with what the part said of the setting.
     """
+    build_agent(parts, maker, max_seq_len)
+
+
+def build_agent(parts: Parts, maker: EnvMaker, max_seq_len: int) -> BaseAgent:
+    """An agent for the environment, with gin as it is bound now; raises as `try_parts`."""
     env = maker()
     try:
         parts.exploration(env)
         with torch.random.fork_rng():
-            parts.agent(
+            return parts.agent(
                 obs_space=env.observation_space,
                 rl2_space=env.rl2_space,
                 action_space=env.action_space,
@@ -80,6 +87,15 @@ def try_parts(parts: Parts, maker: EnvMaker, max_seq_len: int) -> None:
         raise UsageProblem(str(error), "the settings") from error
     finally:
         env.close()
+
+
+def _suiting_actions(agent: type[BaseAgent], facts: EnvFacts) -> dict[str, Any]:
+    """Samples of bits carry no gradient, so an agent that follows one by default learns from the data alone."""
+    known = parameters_of(agent)
+    if facts.action_kind != "multibinary" or "online_coeff" not in known:
+        return {}
+    selector, default = selector_of(agent), inspect.signature(agent).parameters["online_coeff"].default
+    return {f"{selector}.online_coeff": 0.0, f"{selector}.offline_coeff": 1.0} if default else {}
 
 
 def _choose_exploration(

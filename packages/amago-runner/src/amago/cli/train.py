@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from amago.cli.progress import TrainingProgress, make_display
 from amago.cli.recipes import Recipe
 from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.runs import make_room, recorded_recipe
-from amago.experiment import Experiment
+from amago.experiment import Callback, Experiment
 from amago.experiment.checkpoint import CheckpointFolder
 from amago.experiment.run_file import installed_versions
 from amago.experiment.run_file import read_run as read_record
@@ -85,7 +85,7 @@ def train_run(request: Request, console: Console) -> Summary:
     assert recipe.max_seq_len is not None
     try_parts(parts, maker, recipe.max_seq_len)
     progress = TrainingProgress(make_display(console, recipe.epochs), recipe.epochs)
-    experiment = build_experiment(request, recipe, parts, maker, facts, progress)
+    experiment = build_experiment(request, recipe, parts, maker, facts, [progress])
     if not request.resume:
         make_room(request.folder, overwrite=request.overwrite)
     _make_folder(request.folder)
@@ -140,7 +140,7 @@ def build_experiment(
     parts: Parts,
     maker: EnvMaker,
     facts: EnvFacts,
-    progress: TrainingProgress,
+    callbacks: Sequence[Callback] = (),
 ) -> Experiment:
     """The Experiment that the recipe describes; gin is bound already, nothing is started or written."""
     folder = request.folder
@@ -179,7 +179,7 @@ def build_experiment(
             mixed_precision=recipe.mixed_precision,
             seed=recipe.seed,
             resume=request.resume,
-            callbacks=[progress],
+            callbacks=callbacks,
             env_description={"name": maker.name, "args": dict(maker.args), "recipe": recipe.as_json()},
         )
     except ValueError as error:

@@ -103,7 +103,7 @@ def load_policy(path: Path, device: torch.device) -> dict[str, Any]:
         FileNotFoundError: says what is there instead.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there are no policy weights at {path}{_siblings(path)}")
+        raise FileNotFoundError(f"there are no policy weights at {path}{what_is_there(path)}")
     weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     return weights
 
@@ -116,7 +116,8 @@ def load_training_state(path: Path, device: torch.device) -> TrainingState:
         ValueError: the folder is of another format, e.g. accelerate's own, which holds pickles.
     """
     if not path.is_dir():
-        raise FileNotFoundError(f"there is no training state at {path}{_siblings(path)}")
+        hint = ". Weights alone are loaded with is_accelerate_state=False." if path.is_file() else ""
+        raise FileNotFoundError(f"there is no training state at {path}{what_is_there(path)}{hint}")
     if not (path / "state.json").is_file():
         raise ValueError(
             f"{path} holds no state.json, so it is no training state of this library. To use the weights of "
@@ -170,9 +171,17 @@ def _save(tensors: dict[str, Any], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _siblings(path: Path) -> str:
-    """What stands beside a path that does not exist, for error messages."""
+def what_is_there(path: Path) -> str:
+    """What stands at a path that is not what was asked for, or beside it; for error messages."""
+    if path.is_dir():
+        return f": that is a folder with {_names(path)}, name a file"
+    if path.exists():
+        return ": that is a file"
     if not path.parent.is_dir():
-        return f": {path.parent} does not exist"
-    names = sorted(name for name in os.listdir(path.parent) if not name.startswith("."))
-    return f"; in {path.parent} there are {', '.join(names) or 'no files'}"
+        return f": there is no folder {path.parent}"
+    return f": it does not exist; the folder {path.parent} has {_names(path.parent)}"
+
+
+def _names(folder: Path) -> str:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    return ", ".join(names) or "no files"

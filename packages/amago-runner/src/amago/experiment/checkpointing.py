@@ -9,6 +9,7 @@ from amago.experiment.callbacks import Counters
 from amago.experiment.checkpoint import TrainingState, load_policy, load_training_state
 from amago.experiment.parts import ExperimentParts
 from amago.experiment.randomness import RandomStreams
+from amago.experiment.saved_policies import read_saved_policy
 from amago.tracking import WandbTracker
 from amago.utils import amago_warning
 
@@ -68,7 +69,7 @@ class CheckpointedExperiment(ExperimentParts):
         """Loads a training state or weights from anywhere.
 
         Args:
-            path: a folder of `training_states/`, or a file of weights.
+            path: a folder of `training_states/`, or a file of weights, see `read_saved_policy`.
             is_accelerate_state: whether it is a training state.
 
         Raises:
@@ -79,7 +80,7 @@ class CheckpointedExperiment(ExperimentParts):
         if is_accelerate_state:
             self._restore(load_training_state(path, self.DEVICE), is_resume=True)
         else:
-            self._load_weights(load_policy(path, self.DEVICE), path)
+            self._load_weights(read_saved_policy(path, self.DEVICE).weights, path)
             self._agent.on_checkpoint_loaded(is_resume=False)
 
     def _load_weights(self, weights: dict[str, Any], source: object) -> None:

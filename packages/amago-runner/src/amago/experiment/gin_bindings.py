@@ -197,7 +197,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Inverse of `encode`, except for {"gin": ...}, which only `bind` can place.
+    """Inverse of `encode`. What gin refers to must be imported.
 
     Raises:
         ValueError: a form that `encode` never writes.
@@ -218,6 +218,8 @@ def decode(value: Any) -> Any:
         return functools.partial(resolve(path), *map(decode, args), **decode(keywords))
     if kind == "import":
         return resolve(content)
+    if kind == "gin":
+        return gin.config.parse_value(content)
     raise ValueError(f"unknown kind of value {kind!r}: written by a newer version?")
 
 
@@ -238,7 +240,4 @@ def bind(bindings: Mapping[str, Any]) -> None:
     import_configurables()
     with unlocked():
         for key, value in bindings.items():
-            if isinstance(value, dict) and "gin" in value:
-                gin.parse_config(f"{key} = {value['gin']}")
-            else:
-                gin.bind_parameter(key, decode(value))
+            gin.bind_parameter(key, decode(value))
