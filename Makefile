@@ -21,11 +21,12 @@ PACKAGE_PATHS := $(PACKAGE_NAMES:%=packages/amago-%)
 SOURCES := $(PACKAGE_PATHS:%=%/src)
 INSTALLED := .venv/.installed
 
-# Tools keep their files in the repository's build folder, not in the home folder.
+# Tools keep their files, and amago-kernels what it compiles, in the repository's build folder, not in the home folder.
 export MPLCONFIGDIR := $(CURDIR)/build/home/matplotlib
 export WANDB_CACHE_DIR := $(CURDIR)/build/home/wandb/cache
 export WANDB_CONFIG_DIR := $(CURDIR)/build/home/wandb/config
 export WANDB_DATA_DIR := $(CURDIR)/build/home/wandb/data
+export AMAGO_KERNELS_CACHE := $(CURDIR)/build/home/amago-kernels
 export UV_CACHE_DIR := $(CURDIR)/build/home/uv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # pip applies this one to the environments that it builds packages in, so none of them fetches a torch of its own.

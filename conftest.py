@@ -1,4 +1,5 @@
-"""What every run of the test suite obeys: GPU tests need a GPU, and nothing is skipped that nobody allowed.
+"""What every run of the test suite obeys: GPU tests need a GPU, compiled code stays in the build folder, and
+nothing is skipped that nobody allowed.
 
 A skip is how a suite goes green while testing nothing, so each one has to be on the list
 `tests/allowed_skips.txt` with a reason; a run with any other skip fails.
@@ -6,6 +7,7 @@ A skip is how a suite goes green while testing nothing, so each one has to be on
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ALLOWED_SKIPS = Path(__file__).parent / "tests" / "allowed_skips.txt"
+os.environ.setdefault("AMAGO_KERNELS_CACHE", str(Path(__file__).parent / "build" / "home" / "amago-kernels"))
 SLOW_TEST_SECONDS = 1200  # a training test may take its ten minutes on a machine half as fast
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Backend(str, Enum):
@@ -23,6 +23,17 @@ class Backend(str, Enum):
     TORCH = "torch"
     ONEDNN = "onednn"
     MAMBA_SSM = "mamba_ssm"
+    CPP = "cpp"
+
+
+class Requirement(Protocol):
+    """What a backend needs of this machine, whatever the call; native code is one."""
+
+    def missing(self) -> list[str]:
+        """Why it cannot run here, as far as can be told at once; nothing if it seems that it can."""
+
+    def failures(self) -> list[str]:
+        """Why it cannot run here, after all that getting it ready takes (a build, the first time)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +44,17 @@ class Implementation:
         backend: its name.
         run: the implementation itself; takes what the operation takes.
         unsupported: given the same arguments, the reasons why it cannot run them; none if it can.
+        needs: what it needs of the machine; got ready by the first call that it supports.
     """
 
     backend: Backend
     run: Callable[..., Any]
     unsupported: Callable[..., list[str]]
+    needs: Requirement | None = None
+
+    def missing(self) -> list[str]:
+        """Why it cannot run any call on this machine, as far as can be told without building."""
+        return [] if self.needs is None else self.needs.missing()
 
 
 # What `use_backend` asks for: a plain global, which torch.compile can read and watch for changes.
@@ -50,9 +67,21 @@ def register(operation: str, implementations: Sequence[Implementation]) -> None:
     _operations[operation] = list(implementations)
 
 
+def operations() -> dict[str, list[Implementation]]:
+    """The implementations of every operation, in the order in which "auto" tries them."""
+    return {name: list(impls) for name, impls in _operations.items()}
+
+
 def available_backends() -> dict[str, list[str]]:
-    """The backends of every operation, in the order in which "auto" tries them."""
-    return {name: [impl.backend.value for impl in impls] for name, impls in _operations.items()}
+    """The backends of every operation that can run on this machine, in the order in which "auto" tries them.
+
+    Native code counts when it is built, or when all is here that building it takes. Why the others cannot
+    run says `python -m amago.kernels.doctor`.
+    """
+    return {
+        name: [impl.backend.value for impl in impls if not impl.missing()]
+        for name, impls in _operations.items()
+    }
 
 
 @contextmanager
@@ -85,6 +114,15 @@ def requested(backend: str | Backend | None) -> Backend | None:
     return _parse(backend) or _preferred
 
 
+def _failures(needs: Requirement) -> list[str]:
+    """`needs.failures()`; torch.compile takes the answer as it is and does not trace how it was found."""
+    return needs.failures()
+
+
+# What torch.compiler.assume_constant_result does, but for importing the compiler, which takes more than a second.
+setattr(_failures, "_dynamo_marked_constant", True)  # noqa: B010
+
+
 def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: Any) -> Implementation:
     """The implementation that runs `operation` on these arguments.
 
@@ -98,6 +136,8 @@ def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: 
         if wanted is not None and impl.backend is not wanted:
             continue
         reasons = impl.unsupported(*args, **kwargs)
+        if not reasons and impl.needs is not None:
+            reasons = _failures(impl.needs)
         if not reasons:
             return impl
         refusals.append(f"{impl.backend.value}: {'; '.join(reasons)}")
