@@ -21,8 +21,8 @@ from amago.experiment.gin_bindings import (
     import_path,
 )
 from amago.experiment.run_file import read_run
-from amago.nets.cnn import IMPALAishCNN
-from amago.nets.tstep_encoders import CNNTstepEncoder
+from amago.nets.cnn import GridworldCNN, IMPALAishCNN
+from amago.nets.tstep_encoders import CNNTstepEncoder, MultiModalTstepEncoder
 
 MakeExperiment = Callable[..., Experiment]
 
@@ -80,6 +80,24 @@ def test_every_binding_is_kept_classes_included(clean_gin: None, tmp_path: Path)
     assert gin.get_bindings(CNNTstepEncoder) == {"cnn_type": IMPALAishCNN, "activation": "relu"}
     assert gin.query_parameter("Agent.gamma") == 0.5
     assert bindings_as_json()[0] == json.loads(text)
+
+
+def test_references_inside_a_dictionary_come_back_with_their_scopes(clean_gin: None, tmp_path: Path) -> None:
+    path = tmp_path / "own.gin"
+    path.write_text(
+        'MultiModalTstepEncoder.encoders = {"back": @rear/ImageFeatures, "up": @GridworldCNN, "debug": "ignore"}\n'
+        "rear/ImageFeatures.d_output = 8\n"
+    )
+    use_config({}, gin_configs=[path])
+    text = json.dumps(bindings_as_json()[0])
+    gin.clear_config()
+    bind(json.loads(text))
+    shape = (40, 40, 3)
+    space = {"front": shape, "back": shape, "up": shape, "debug": (2,)}
+    parts = MultiModalTstepEncoder(obs_space=space, rl2_space=(3,)).obs_encoders
+    widths = {name: part.emb_dim for name, part in parts.items()}
+    assert widths == {"back_encoder": 8, "front_encoder": 256, "up_encoder": 256}
+    assert isinstance(parts["up_encoder"].cnn, GridworldCNN)
 
 
 def test_gins_own_text_would_lose_the_class(clean_gin: None) -> None:

@@ -22,3 +22,5 @@ class SelectorMap:
 
 _REGISTRY: SelectorMap
 _CONFIG: dict[tuple[str, str], dict[str, Any]]
+
+def parse_value(value: str) -> Any: ...
