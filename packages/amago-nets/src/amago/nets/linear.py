@@ -23,11 +23,17 @@ class Linear(nn.Linear):
         return kernels.linear(x, self.effective_weight(), self.bias, leaky=leaky)
 
 
-def activated(layer: nn.Module, norm: Normalization | None, activation: nn.Module, x: Tensor) -> Tensor:
+def leaky_slope(activation: nn.Module) -> float | None:
+    """The slope of a leaky ReLU, which a linear layer can apply to its own result; None for other activations."""
+    return float(activation.negative_slope) if type(activation) is nn.LeakyReLU else None
+
+
+def activated(layer: nn.Module, norm: nn.Module | None, activation: nn.Module, x: Tensor) -> Tensor:
     """activation(norm(layer(x))), in one operation where nothing stands between the two."""
-    nothing_between = norm is None or isinstance(norm.norm, nn.Identity)
-    if nothing_between and isinstance(layer, Linear) and type(activation) is nn.LeakyReLU:
-        out: Tensor = layer(x, leaky=activation.negative_slope)
+    nothing_between = norm is None or (isinstance(norm, Normalization) and isinstance(norm.norm, nn.Identity))
+    slope = leaky_slope(activation)
+    if nothing_between and slope is not None and isinstance(layer, Linear):
+        out: Tensor = layer(x, leaky=slope)
     else:
         x = layer(x)
         out = activation(x if norm is None else norm(x))

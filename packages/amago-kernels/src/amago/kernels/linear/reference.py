@@ -8,8 +8,11 @@ from torch import Tensor
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> Tensor:
     """See `amago.kernels.linear`."""
-    if leaky is None:
+    if leaky is None and bias is not None and x.dim() <= 3:
         return F.linear(x, weight, bias)
-    # Two axes: with more, torch returns a view, and a view cannot be overwritten cheaply under autograd.
-    out = F.leaky_relu(F.linear(x.reshape(-1, x.shape[-1]), weight, bias), leaky, inplace=True)
+    # Two axes: with more, torch may take a batched product of the repeated weight, and returns a view, which
+    # autograd cannot let be overwritten at no cost.
+    out = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    if leaky is not None:
+        out = F.leaky_relu(out, leaky, inplace=True)
     return out.view(*x.shape[:-1], weight.shape[0])

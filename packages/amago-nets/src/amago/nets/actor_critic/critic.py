@@ -43,7 +43,7 @@ def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Te
     features = gamma_features(gammas).to(action.dtype).expand(*action.shape[:-1], 1)
     # Samples lie next to discounts, so that they share what is computed of their state.
     others = torch.cat([features, action], dim=-1).permute(1, 2, 0, 3, 4)  # (B, L, K, G, 1 + A)
-    out = net(state[:, :, None, None], others)  # (C, B, L, K, G, d_out)
+    out: Tensor = net(state[:, :, None, None], others)  # (C, B, L, K, G, d_out)
     return out.permute(3, 1, 2, 0, 4, 5)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from amago import kernels
 from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
+from amago.nets.linear import leaky_slope
 
 # Activations of so many rows and 256 features are 2 MB, about what one core's cache holds.
 _ROWS_OF_A_BLOCK = 2048
@@ -122,16 +123,15 @@ class EnsembleMLP(nn.Module):
         hidden = kernels.linear(pieces[-1], shares[-1], bias)
         for piece, share in zip(pieces[:-1], shares[:-1], strict=True):
             hidden = hidden + kernels.linear(piece, share)
-        leaky = type(self.activation) is nn.LeakyReLU
-        slope = self.activation.negative_slope if leaky else None
-        if leaky and len(pieces) > 1:  # a sum that nobody else needs
+        slope = leaky_slope(self.activation)
+        if slope is not None and len(pieces) > 1:  # a sum that nobody else needs
             hidden = F.leaky_relu(hidden, slope, inplace=True)
         else:
             hidden = self.activation(hidden)
         *core, last = layers
         for weight, bias in core:
             hidden = kernels.linear(self.dropout(hidden), weight, bias, leaky=slope)
-            hidden = hidden if leaky else self.activation(hidden)
+            hidden = hidden if slope is not None else self.activation(hidden)
         return kernels.linear(self.dropout(hidden), *last)
 
     def _all_at_once(self, pieces: Sequence[Tensor]) -> Tensor:
