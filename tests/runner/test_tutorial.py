@@ -1,7 +1,7 @@
 """The tutorial's snippets, as a user would type them: environments, parts, gin settings, runs, async modes.
 
-Where a snippet trains, sizes are small. `MultiTaskAgent` and flex attention come in later releases; the
-snippets about them stand here with the agent, encoder and attention that exist.
+Where a snippet trains, sizes are small. `MultiTaskAgent` comes in a later release; the snippets about it
+stand here with the agent that exists.
 """
 
 from argparse import ArgumentParser
@@ -35,7 +35,7 @@ from amago.loading import DiskTrajDataset
 from amago.nets.cnn import IMPALAishCNN, NatureishCNN
 from amago.nets.ff import Normalization
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
-from amago.nets.transformer import VanillaAttention
+from amago.nets.transformer import SlidingWindowFlexAttention
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 
 pytestmark = pytest.mark.usefixtures("small_nets")
@@ -311,14 +311,14 @@ def test_6_a_transformer_with_another_attention(tmp_path: Path) -> None:
         "TformerTrajEncoder.n_heads": 4,
         "TformerTrajEncoder.d_model": 32,
         "TformerTrajEncoder.d_ff": 64,
-        "TformerTrajEncoder.attention_type": VanillaAttention,
+        "TformerTrajEncoder.attention_type": SlidingWindowFlexAttention,
+        "SlidingWindowFlexAttention.window_size": 128,
     }
     use_config(config)
-    experiment = small_experiment(tmp_path, traj_encoder_type=TformerTrajEncoder)
-    experiment.start()
-    found = [m for m in experiment.policy.traj_encoder.modules() if isinstance(m, VanillaAttention)]
-    experiment.close()
-    assert found
+    experiment = train(small_experiment(tmp_path, traj_encoder_type=TformerTrajEncoder))
+    modules = experiment.policy.traj_encoder.modules()
+    found = [m for m in modules if isinstance(m, SlidingWindowFlexAttention)]
+    assert {m.mask_mod.window for m in found} == {128}
     assert experiment.policy.traj_encoder.emb_dim == 32
 
 
@@ -340,12 +340,18 @@ def test_6_an_easier_way_and_gin_files(tmp_path: Path) -> None:
     environment_config.write_text("Agent.gamma = 0.9\nAgent.tau = 0.01\n")
     rl_config.write_text("Agent.gamma = 0.95\n")
     config: dict[str, Any] = {
-        # a niche change a level below the `TstepEncoder`, so we still have to specify it
+        # niche changes a level below the `TstepEncoder` / `TrajEncoder`, so we still have to specify them
+        "amago.nets.transformer.SlidingWindowFlexAttention.window_size": 128,
         "amago.nets.cnn.IMPALAishCNN.cnn_block_depths": [32, 64, 64],
     }
     tstep_encoder_type = switch_tstep_encoder(config, arch="cnn", cnn_type=IMPALAishCNN)
     traj_encoder_type = switch_traj_encoder(
-        config, arch="transformer", d_model=512, d_ff=2048, n_heads=16, attention_type=VanillaAttention
+        config,
+        arch="transformer",
+        d_model=512,
+        d_ff=2048,
+        n_heads=16,
+        attention_type=SlidingWindowFlexAttention,
     )
     exploration_wrapper_type = switch_exploration(
         config, strategy="egreedy", eps_start=1.0, eps_end=0.01, steps_anneal=200_000

@@ -26,7 +26,9 @@ def _anything(*_: object, **__: object) -> list[str]:
 register(
     "flex_attention",
     [
-        Implementation(Backend.FLEX, flex_torch.flex_attention, flex_torch.unsupported),
+        Implementation(
+            Backend.FLEX, flex_torch.flex_attention, flex_torch.unsupported, flex_torch.CudaAndTriton()
+        ),
         Implementation(Backend.SDPA, flex_dense.sdpa_attention, flex_dense.sdpa_unsupported),
         Implementation(Backend.EAGER, flex_dense.attention, _anything),
     ],

@@ -35,8 +35,6 @@ def unsupported(q: Tensor, *_: object, **options: Any) -> list[str]:
         reasons.append(
             f"flex_attention runs on CUDA devices alone (torch has no gradient of it on a CPU), q is on {q.device}"
         )
-    if importlib.util.find_spec("triton") is None:
-        reasons.append("flex_attention needs triton: pip install triton")
     if q.dtype not in _DTYPES:
         reasons.append(f"flex_attention computes in float32, bfloat16 and float16, q is {q.dtype}")
     if q.shape[-1] > _LARGEST_HEAD_DIM:
@@ -44,6 +42,23 @@ def unsupported(q: Tensor, *_: object, **options: Any) -> list[str]:
     if options["dropout_p"] > 0.0:
         reasons.append("flex_attention has no dropout of attention weights")
     return reasons
+
+
+class CudaAndTriton:
+    """What compiled flex_attention needs of the machine."""
+
+    def missing(self) -> list[str]:
+        """What is not here."""
+        reasons = []
+        if not torch.cuda.is_available():
+            reasons.append("flex_attention runs on CUDA devices alone, torch sees none")
+        if importlib.util.find_spec("triton") is None:
+            reasons.append("flex_attention needs triton: pip install triton")
+        return reasons
+
+    def failures(self) -> list[str]:
+        """The same: torch compiles at the first call."""
+        return self.missing()
 
 
 @cache

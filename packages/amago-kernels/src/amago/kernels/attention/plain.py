@@ -29,7 +29,9 @@ register(
     "attention",
     [
         Implementation(Backend.SDPA, sdpa.attention, sdpa.unsupported),
-        Implementation(Backend.FLEX, flex_torch.attention, flex_torch.unsupported),
+        Implementation(
+            Backend.FLEX, flex_torch.attention, flex_torch.unsupported, flex_torch.CudaAndTriton()
+        ),
         Implementation(Backend.EAGER, reference.attention, _anything),
     ],
 )
