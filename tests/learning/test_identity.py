@@ -165,7 +165,8 @@ def make_memory_env() -> AMAGOEnv:
 
 
 @pytest.mark.parametrize(
-    ("traj_encoder", "low", "high"), [("rnn", 7.4, STEPS), ("transformer", 7.4, STEPS), ("ff", 2.0, 3.5)]
+    ("traj_encoder", "low", "high"),
+    [("rnn", 7.4, STEPS), ("mamba", 7.4, STEPS), ("transformer", 7.4, STEPS), ("ff", 2.0, 3.5)],
 )
 def test_repeats_what_it_saw_only_if_it_has_a_memory(
     train: Callable[..., float], traj_encoder: str, low: float, high: float

@@ -67,7 +67,11 @@ AgentName = Annotated[
 ]
 TstepEncoder = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="What sees one step: ff, cnn.", rich_help_panel=_AGENT),
+    typer.Option(
+        metavar="NAME",
+        help="What sees a step: ff, cnn, multimodal. Unset: by what it sees.",
+        rich_help_panel=_AGENT,
+    ),
 ]
 TrajEncoder = Annotated[
     str | None,
