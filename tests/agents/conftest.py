@@ -27,6 +27,8 @@ SMALL = {
     "TformerTrajEncoder.dropout_ff": 0.0,
     "Actor.d_hidden": 16,
     "NCritics.d_hidden": 16,
+    "NCriticsTwoHot.d_hidden": 16,
+    "NCriticsTwoHot.output_bins": 32,
     "Multigammas.discrete": [0.5, 0.9],
     "Multigammas.continuous": [0.5, 0.9],
 }
