@@ -62,34 +62,62 @@ def policy(actor, state):
     return torch.softmax(x, -1) if actor.discrete else torch.tanh(x.chunk(2, -1)[0])
 
 
+def moved(popart, targets):
+    """mu, sigma, w and b (G,) after one update with the targets (n, G) of all real transitions."""
+    mu, nu, w, b, t = (x[:, 0].double() for x in (popart.mu, popart.nu, popart.w, popart.b, popart._t))
+    sigma = (nu - mu**2).sqrt()
+    step = popart.beta / (1 - (1 - popart.beta) ** (t + 1))
+    new_mu = (1 - step) * mu + step * targets.mean(0)
+    new_sigma = ((1 - step) * nu + step * (targets**2).mean(0) - new_mu**2).sqrt()
+    return new_mu, new_sigma, w * sigma / new_sigma, (sigma * b + mu - new_mu) / new_sigma
+
+
+def as_returns(popart, raw):
+    """Raw outputs (..., G) in units of returns, by the statistics before the update."""
+    if not popart.enabled:
+        return raw
+    mu, nu, w, b = (x[:, 0].double() for x in (popart.mu, popart.nu, popart.w, popart.b))
+    return (nu - mu**2).sqrt() * (w * raw + b) + mu
+
+
+def sequence_targets(agent, batch, b, following):
+    """n-step targets (T, G) of one sequence, with all critics in every target."""
+    gammas, steps = agent.gammas.double(), len(following)
+    raw = critic_of(agent.target_critics, agent, following, policy(agent.target_actor, following))
+    after = as_returns(agent.popart, raw)
+    after = after.amin(1) if agent.online_coeff > 0 else after.mean(1)  # (T, G)
+    rewards, dones = agent.reward_multiplier * batch.rews[b, :steps], batch.dones[b, :steps].double()
+    targets = torch.zeros_like(after)
+    for t in range(steps):
+        for i in range(agent.n_step):
+            targets[t] += gammas**i * rewards[t + i]
+            end = t + i + 1 == steps or i + 1 == agent.n_step
+            if dones[t + i] or end:
+                targets[t] += (1 - dones[t + i]) * gammas ** (i + 1) * after[t + i]
+                break
+    return targets
+
+
 def written_out(agent, batch):
-    """The total loss by a walk over sequences and steps, without PopArt, with all critics in every target."""
+    """The total loss by a walk over sequences and steps."""
     states, _ = agent.get_state_embedding(batch.obs, batch.rl2s, batch.time_idxs)
-    gammas = agent.gammas.double()
+    gammas, real = agent.gammas.double(), [length - 1 for length in batch.lengths.tolist()]
+    with torch.no_grad():
+        following = [states[b, 1 : steps + 1] for b, steps in enumerate(real)]
+        targets = [sequence_targets(agent, batch, b, x) for b, x in enumerate(following)]
+        mu, sigma, w, shift = 0.0, 1.0, 1.0, 0.0
+        if agent.popart.enabled:
+            mu, sigma, w, shift = moved(agent.popart, torch.cat(targets))
     actor_terms, critic_terms = [], []
-    for b, length in enumerate(batch.lengths.tolist()):
-        steps = length - 1
-        s, following = states[b, :steps], states[b, 1:length].detach()
-        taken = batch.actions[b, :steps]
+    for b, steps in enumerate(real):
+        s, taken = states[b, :steps], batch.actions[b, :steps]
         seen = (
             taken.clamp(1e-3, 0.99) / taken.clamp(1e-3, 0.99).sum(-1, keepdim=True)
             if agent.discrete
             else taken
         )
         q = critic(agent, s, seen.unsqueeze(1).expand(-1, len(gammas), -1))  # (T, C, G)
-        with torch.no_grad():
-            after = critic_of(agent.target_critics, agent, following, policy(agent.target_actor, following))
-            after = after.amin(1) if agent.online_coeff > 0 else after.mean(1)  # (T, G)
-            rewards, dones = agent.reward_multiplier * batch.rews[b, :steps], batch.dones[b, :steps].double()
-            targets = torch.zeros_like(after)
-            for t in range(steps):
-                for i in range(agent.n_step):
-                    targets[t] += gammas**i * rewards[t + i]
-                    end = t + i + 1 == steps or i + 1 == agent.n_step
-                    if dones[t + i] or end:
-                        targets[t] += (1 - dones[t + i]) * gammas ** (i + 1) * after[t + i]
-                        break
-        critic_terms.append((q - targets.unsqueeze(1)) ** 2)
+        critic_terms.append((w * q + shift - ((targets[b] - mu) / sigma).unsqueeze(1)) ** 2)
         pi = policy(agent.actor, s)
         detached = {name: p.detach() for name, p in agent.critics.named_parameters()}
         values = torch.func.functional_call(
@@ -105,12 +133,11 @@ def written_out(agent, batch):
             imitation = -(advantage > 0).double() * logp
         else:
             imitation = torch.zeros_like(advantage)
-        online = -values.amin(1)
+        online = -(w * values + shift).amin(1)
         actor_terms.append(agent.online_coeff * online + agent.offline_coeff * imitation)
-    count = sum(batch.lengths.tolist()) - len(batch.lengths)
     g, c = len(gammas), agent.num_critics
-    actor_loss = torch.cat(actor_terms).sum() / (count * g + 1e-5)
-    critic_loss = torch.cat(critic_terms).sum() / (count * g * c + 1e-5)
+    actor_loss = torch.cat(actor_terms).sum() / (sum(real) * g + 1e-5)
+    critic_loss = torch.cat(critic_terms).sum() / (sum(real) * g * c + 1e-5)
     return actor_loss + agent.critic_loss_weight * critic_loss
 
 
@@ -136,6 +163,7 @@ def critic_of(critics, agent, state, action):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("popart", [False, True], ids=["raw", "popart"])
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(
     ("spec", "coefficients"),
@@ -146,7 +174,7 @@ def critic_of(critics, agent, state, action):
     ],
     ids=["discrete", "discrete-offline", "box"],
 )
-def test_loss_and_gradients_equal_the_formula(spec, coefficients, n_step, seed):
+def test_loss_and_gradients_equal_the_formula(spec, coefficients, n_step, popart, seed):
     torch.manual_seed(seed)
     rows, timesteps = 2 + seed, 6 + 2 * seed
     agent = Agent(
@@ -159,9 +187,12 @@ def test_loss_and_gradients_equal_the_formula(spec, coefficients, n_step, seed):
         num_critics=3,
         num_critics_td=3,
         n_step=n_step,
-        popart=False,
+        popart=popart,
         **coefficients,
     )
+    agent.popart.mu += torch.randn_like(agent.popart.mu)  # as in the middle of a run
+    agent.popart.b += 0.3 * torch.randn_like(agent.popart.b)
+    agent.popart._t += 40.0
     for target in (*agent.target_actor.parameters(), *agent.target_critics.parameters()):
         target.data += 0.1 * torch.randn_like(target)
     agent.tstep_encoder.eval()  # running statistics stand still, so that both see the same inputs
