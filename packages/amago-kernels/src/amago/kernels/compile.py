@@ -191,7 +191,7 @@ class Extension:
             if "module" not in self._loaded:
                 try:
                     self._loaded["module"] = self._load()
-                except (BuildError, OSError) as error:
+                except BuildError as error:
                     self._loaded["module"] = str(error)
             outcome = self._loaded["module"]
         if isinstance(outcome, str):
@@ -228,10 +228,13 @@ class Extension:
         compiler = find_compiler()
         assert compiler is not None
         target = self.file(compiler)
-        with _only_one(target.with_suffix(".lock")):
-            if again or not target.exists():  # whoever had the lock before may have made it
-                _log.warning("building %s in C++, once for this machine (some seconds)", self.name)
-                _compile(compiler, self, target)
+        try:
+            with _only_one(target.with_suffix(".lock")):
+                if again or not target.exists():  # whoever had the lock before may have made it
+                    _log.warning("building %s in C++, once for this machine (some seconds)", self.name)
+                    _compile(compiler, self, target)
+        except OSError as error:
+            raise BuildError(f"{_unwritable(target.parent)} ({error})") from error
         return target
 
 
@@ -257,7 +260,12 @@ def _why_not_writable(folder: Path) -> list[str]:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return []
-    return [f"the cache {folder} cannot be written to: set AMAGO_KERNELS_CACHE to a folder that can"]
+    return [_unwritable(folder)]
+
+
+def _unwritable(folder: Path) -> str:
+    """What is wrong with a cache that takes no file, and the remedy."""
+    return f"the cache {folder} cannot be written to: set AMAGO_KERNELS_CACHE to a folder that can"
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def _anything(*_: object, **__: object) -> list[str]:
 register(
     "selective_scan",
     [
-        Implementation(Backend.MAMBA_SSM, external.scan, external.scan_unsupported),
+        Implementation(Backend.MAMBA_SSM, external.scan, external.scan_unsupported, external.MambaSsm()),
         Implementation(Backend.TORCH, fast.scan, _anything),
         Implementation(Backend.EAGER, reference.scan, _anything),
     ],
@@ -32,7 +32,7 @@ register(
 register(
     "selective_scan_step",
     [
-        Implementation(Backend.MAMBA_SSM, external.step, external.step_unsupported),
+        Implementation(Backend.MAMBA_SSM, external.step, external.step_unsupported, external.MambaSsm()),
         Implementation(Backend.TORCH, fast.step, fast.step_unsupported),
         Implementation(Backend.EAGER, reference.step, _anything),
     ],

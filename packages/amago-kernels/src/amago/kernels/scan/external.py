@@ -35,6 +35,19 @@ def _missing(try_import: bool) -> str | None:
     return None
 
 
+class MambaSsm:
+    """What the backend needs of the machine."""
+
+    def missing(self) -> list[str]:
+        """Why the package cannot be used here; nothing is imported."""
+        reason = _missing(False)
+        return [] if reason is None else [reason]
+
+    def failures(self) -> list[str]:
+        """The same: `unsupported` imports what a call on a CUDA device needs."""
+        return self.missing()
+
+
 def unsupported(
     u: Tensor,
     delta: Tensor,

@@ -1,0 +1,219 @@
+"""Native code is built once, whole or not at all, and where it cannot be, that is said.
+
+The module that is built here is a few lines of C++, so that a build takes a moment. Other processes load
+`compile.py` by itself, without torch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from amago.kernels import compile as native_code
+from amago.kernels.compile import BuildError, Extension
+
+SOURCE = """
+#include <Python.h>
+static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny", nullptr, -1, methods};
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit_tiny() { return PyModule_Create(&module); }
+"""
+OTHER_PROCESS = f"""
+import importlib.util, logging, sys
+from pathlib import Path
+logging.basicConfig(format="%(message)s")
+spec = importlib.util.spec_from_file_location("native_code", {native_code.__file__!r})
+native_code = sys.modules["native_code"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native_code)
+print(native_code.Extension("tiny", (Path(sys.argv[1]),)).load().answer())
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
+    monkeypatch.delenv("AMAGO_KERNELS_BUILD", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "tiny.cpp"
+    path.write_text(SOURCE.replace("ANSWER", "42"))
+    return path
+
+
+def tiny(source):
+    """The extension as a process sees it that has loaded nothing yet."""
+    return Extension("tiny", (source,))
+
+
+def start(source, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", OTHER_PROCESS, str(source)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
+def binaries(cache):
+    return sorted(cache.glob("*.so"))
+
+
+def leftovers(cache):
+    return sorted(cache.glob(".building-*"))
+
+
+def wrapper(tmp_path, before):
+    """A compiler that does something of its own first; the last argument is where the result goes."""
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\n" + textwrap.dedent(before) + '\nexec c++ "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_a_module_is_built_when_it_is_first_needed_and_loaded_ever_after(cache, source, caplog):
+    assert tiny(source).load().answer() == 42
+    (binary,) = binaries(cache)
+    first = binary.stat().st_mtime_ns
+    assert "building tiny" in caplog.text
+    caplog.clear()
+    assert tiny(source).load().answer() == 42
+    assert binary.stat().st_mtime_ns == first
+    assert caplog.text == ""
+    assert leftovers(cache) == []
+
+
+def test_processes_that_want_it_at_once_build_it_once(cache, source):
+    processes = [start(source) for _ in range(4)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [out for out, _ in outputs] == ["42\n"] * 4, outputs
+    assert sum("building" in log for _, log in outputs) == 1
+    assert len(binaries(cache)) == 1
+    assert leftovers(cache) == []
+
+
+def test_a_build_that_was_killed_leaves_nothing_that_is_ever_loaded(cache, source, tmp_path, monkeypatch):
+    hang, hanging = tmp_path / "hang", tmp_path / "hanging"
+    hang.touch()
+    compiler = wrapper(
+        tmp_path,
+        f"""\
+        for output; do :; done
+        if [ "$1" != --version ] && [ -e {hang} ]; then echo half > "$output"; touch {hanging}; exec sleep 60; fi
+        """,
+    )
+    monkeypatch.setenv("CXX", str(compiler))
+    process = start(source)
+    while not hanging.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    (left,) = leftovers(cache)
+    assert binaries(cache) == []
+
+    hang.unlink()
+    assert tiny(source).load().answer() == 42
+    assert leftovers(cache) == [left]  # for all we know another build is still at work there
+    os.utime(left, (0, 0))
+    tiny(source).build(again=True)
+    assert leftovers(cache) == []
+
+
+def test_a_binary_that_cannot_be_loaded_is_built_again(cache, source):
+    path = tiny(source).build()
+    path.write_bytes(b"")
+    assert tiny(source).load().answer() == 42
+
+
+@pytest.mark.parametrize("place", ["below a file", "where nobody may write"])
+def test_a_cache_that_takes_no_file_is_named_with_the_remedy(cache, source, monkeypatch, place):
+    folder = source / "cache" if place == "below a file" else Path("/proc/amago-kernels")
+    monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
+    with pytest.raises(BuildError, match=f"{folder}.* set AMAGO_KERNELS_CACHE to a folder that can"):
+        tiny(source).load()
+
+
+def test_what_a_read_only_cache_holds_is_used_and_nothing_is_written(cache, source):
+    tiny(source).build()
+    before = sorted(cache.iterdir())
+    cache.chmod(0o555)
+    try:
+        assert tiny(source).load().answer() == 42
+    finally:
+        cache.chmod(0o755)
+    assert sorted(cache.iterdir()) == before
+
+
+def test_without_a_compiler_that_is_the_reason(cache, source, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    extension = tiny(source)
+    (reason,) = extension.missing()
+    assert "no C++ compiler: none of c++, g++, clang++ is on the PATH" in reason
+    assert extension.failures() == [reason]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "CXX='no-such-compiler' is not there" in tiny(source).missing()[0]
+
+
+def test_without_a_compiler_what_was_built_before_is_used(cache, source, monkeypatch, tmp_path):
+    tiny(source).build()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert tiny(source).missing() == []
+    assert tiny(source).load().answer() == 42
+
+
+def test_building_can_be_forbidden(cache, source, monkeypatch):
+    monkeypatch.setenv("AMAGO_KERNELS_BUILD", "never")
+    with pytest.raises(BuildError, match="AMAGO_KERNELS_BUILD=never"):
+        tiny(source).load()
+    assert not cache.exists()
+    monkeypatch.setenv("AMAGO_KERNELS_BUILD", "sometimes")
+    with pytest.raises(ValueError, match="must be 'auto' or 'never', got 'sometimes'"):
+        tiny(source).load()
+
+
+def test_what_the_compiler_says_is_passed_on_and_it_is_not_asked_twice(cache, source, tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("CXX", str(wrapper(tmp_path, f'[ "$1" = --version ] || echo call >> {calls}')))
+    source.write_text("#error this cannot be\n")
+    extension = tiny(source)
+    for _ in range(2):
+        with pytest.raises(BuildError, match="this cannot be"):
+            extension.load()
+    assert calls.read_text() == "call\n"
+    assert binaries(cache) == []
+    assert leftovers(cache) == []
+
+
+def test_changed_sources_and_another_compiler_get_files_of_their_own(cache, source, tmp_path, monkeypatch):
+    first = tiny(source).build()
+    source.write_text(SOURCE.replace("ANSWER", "43"))
+    second = tiny(source).build()
+    monkeypatch.setenv("CXX", str(wrapper(tmp_path, "")))
+    third = tiny(source).build()
+    assert len({first, second, third}) == 3
+    assert tiny(source).load().answer() == 43
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("AMAGO_KERNELS_CACHE", "/some/where")
+    assert native_code.cache_folder() == Path("/some/where")
+    monkeypatch.delenv("AMAGO_KERNELS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/else")
+    assert native_code.cache_folder() == Path("/else/amago-kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert native_code.cache_folder() == Path("/home/someone/.cache/amago-kernels")
