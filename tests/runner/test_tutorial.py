@@ -1,7 +1,6 @@
 """The tutorial's snippets, as a user would type them: environments, parts, gin settings, runs, async modes.
 
-Where a snippet trains, sizes are small. `MultiTaskAgent` comes in a later release; the snippets about it
-stand here with the agent that exists.
+Where a snippet trains, sizes are small.
 """
 
 from argparse import ArgumentParser
@@ -20,7 +19,7 @@ from torch import nn
 
 import amago
 from amago import Experiment, TstepEncoder
-from amago.agent import Agent
+from amago.agent import Agent, MultiTaskAgent
 from amago.cli_utils import (
     switch_agent,
     switch_async_mode,
@@ -286,6 +285,10 @@ def test_3_pick_a_sequence_model(tmp_path: Path, traj_encoder_type: Any) -> None
     assert train(small_experiment(tmp_path, traj_encoder_type=traj_encoder_type)).counters.gradient_steps == 2
 
 
+def test_3_pick_an_agent(tmp_path: Path) -> None:
+    assert train(small_experiment(tmp_path, agent_type=MultiTaskAgent)).counters.gradient_steps == 2
+
+
 def test_6_a_larger_cnn_through_gin() -> None:
     config = {
         "amago.nets.tstep_encoders.CNNTstepEncoder.cnn_type": IMPALAishCNN,
@@ -337,8 +340,8 @@ def test_6_exploration(tmp_path: Path) -> None:
 
 def test_6_an_easier_way_and_gin_files(tmp_path: Path) -> None:
     environment_config, rl_config = tmp_path / "environment_config.gin", tmp_path / "rl_config.gin"
-    environment_config.write_text("Agent.gamma = 0.9\nAgent.tau = 0.01\n")
-    rl_config.write_text("Agent.gamma = 0.95\n")
+    environment_config.write_text("MultiTaskAgent.gamma = 0.9\nMultiTaskAgent.tau = 0.01\n")
+    rl_config.write_text("MultiTaskAgent.gamma = 0.95\n")
     config: dict[str, Any] = {
         # niche changes a level below the `TstepEncoder` / `TrajEncoder`, so we still have to specify them
         "amago.nets.transformer.SlidingWindowFlexAttention.window_size": 128,
@@ -357,12 +360,12 @@ def test_6_an_easier_way_and_gin_files(tmp_path: Path) -> None:
         config, strategy="egreedy", eps_start=1.0, eps_end=0.01, steps_anneal=200_000
     )
     # also customize random RL details as an example
-    agent_type = switch_agent(config, agent="agent", num_critics=6, gamma=0.998)
+    agent_type = switch_agent(config, agent="multitask", num_critics=6, gamma=0.998)
     # these changes are applied in order from left to right; the final one counts
     use_config(config, gin_configs=[str(environment_config), str(rl_config)])
     assert (tstep_encoder_type, traj_encoder_type) == (CNNTstepEncoder, TformerTrajEncoder)
-    assert (exploration_wrapper_type, agent_type) == (EpsilonGreedy, Agent)
-    assert gin.get_bindings(Agent) == {"num_critics": 6, "gamma": 0.95, "tau": 0.01}
+    assert (exploration_wrapper_type, agent_type) == (EpsilonGreedy, MultiTaskAgent)
+    assert gin.get_bindings(MultiTaskAgent) == {"num_critics": 6, "gamma": 0.95, "tau": 0.01}
 
 
 def test_7_start_the_experiment_and_run_training(tmp_path: Path) -> None:
@@ -426,6 +429,7 @@ def test_asynchronous_training_script(tmp_path: Path, mode: str) -> None:
         run_name="v1",
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=TformerTrajEncoder,
+        agent_type=MultiTaskAgent,
     )
     switch_async_mode(experiment, args.mode)
     experiment.start()
