@@ -18,6 +18,7 @@ from amago.nets.tstep_encoders import (
     TokenFeatures,
     VectorFeatures,
     get_tstep_encoder_cls,
+    tstep_encoder_for,
 )
 from amago.nets.tstep_encoders.features import channels_come_first
 from amago.nets.tstep_encoders.multimodal import kind_of
@@ -81,6 +82,33 @@ def make(space=SPACE, **kwargs) -> MultiModalTstepEncoder:
 )
 def test_the_encoder_goes_by_the_space(space, kind):
     assert kind_of(as_array_spec(space)) == kind
+
+
+PIXELS = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [
+        (spaces.Box(-1.0, 1.0, (4,)), "ff"),
+        ({"a": (4,), "text": spaces.Box(0, 99, (9,), np.int64)}, "ff"),
+        ({"points": (4, 3)}, "ff"),
+        (PIXELS, "cnn"),
+        ({"observation": PIXELS}, "cnn"),
+        ({"observation": (64, 64, 3)}, "cnn"),
+        ({"camera": PIXELS}, "multimodal"),
+        (spaces.Box(0, 255, (3, 64, 64), np.uint8), "multimodal"),
+        (spaces.Box(0, 255, (35, 64, 3), np.uint8), "multimodal"),
+        (spaces.Box(0.0, 1.0, (64, 64, 3)), "multimodal"),
+        ({"observation": PIXELS, "joints": (4,)}, "multimodal"),
+        (SPACE, "multimodal"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_the_encoder_that_suits_the_observations_is_built_without_a_setting(space, name):
+    assert tstep_encoder_for(space) == name
+    get_tstep_encoder_cls(name)(obs_space=space, rl2_space=(3,))
 
 
 def test_every_observation_has_its_own_encoder():

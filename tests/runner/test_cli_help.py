@@ -45,6 +45,7 @@ BUILTIN_NAMES = {
     "multitask",
     "ff",
     "cnn",
+    "multimodal",
     "identity",
     "rnn",
     "transformer",

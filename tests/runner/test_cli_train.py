@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -309,3 +311,59 @@ def test_a_run_that_was_stopped_while_it_started_is_overwritten(tmp_path: Path) 
     (tmp_path / "quickstart" / "buffer" / "fifo").mkdir(parents=True)
     amago_run("train", "--overwrite", "--run-dir", str(tmp_path), *TINY, "--epochs", "1")
     assert summary_of(tmp_path / "quickstart")["env_steps"] == 240
+
+
+class Camera(gymnasium.Env[Any, int]):
+    """An image, joints and an instruction, to be answered within three steps."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "camera": gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8),
+            "joints": gymnasium.spaces.Box(-1.0, 1.0, (2,)),
+            "instruction": gymnasium.spaces.Box(10, 40, (5,), np.int64),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self.observation_space.sample(), float(action), self.time == 3, False, {}
+
+
+def test_an_image_next_to_something_else_gets_the_encoder_for_both(tmp_path: Path) -> None:
+    """It trains, and the run is rebuilt from its folder."""
+    size = [
+        "--traj-encoder",
+        "ff",
+        "--memory-size",
+        "16",
+        "--memory-layers",
+        "1",
+        "--actors",
+        "2",
+        "--epochs",
+        "1",
+    ]
+    work = [
+        "--timesteps-per-epoch",
+        "12",
+        "--batches-per-epoch",
+        "2",
+        "--batch-size",
+        "4",
+        "--eval-episodes",
+        "2",
+    ]
+    gymnasium.register("Camera-v0", Camera)
+    try:
+        amago_run("train", "Camera-v0", "--run-dir", str(tmp_path), "--run-name", "seeing", *size, *work)
+        assert summary_of(tmp_path / "seeing")["tstep_encoder"] == "multimodal"
+        assert "Mean return" in amago_run("eval", str(tmp_path / "seeing"), "--episodes", "2").output
+    finally:
+        del gymnasium.registry["Camera-v0"]

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
 from amago.cli.options import UsageProblem, suggestion
 from amago.envs import AMAGOEnv
 from amago.nets.specs import as_action_spec
+from amago.nets.tstep_encoders import tstep_encoder_for
 
 # A window this long serves a Markov environment; a builtin one is about memory and gets its whole rollout.
 LONGEST_DEFAULT_SEQUENCE = 128
@@ -111,11 +112,13 @@ class EnvFacts:
         time_limit: steps after which an episode ends at the latest; None where there is no limit.
         remembers_all: memory over the whole episode is what the environment is about.
         action_kind: "discrete", "multidiscrete", "multibinary" or "box".
+        tstep_encoder: the name of the timestep encoder that suits the observations.
     """
 
     time_limit: int | None
     remembers_all: bool
     action_kind: str
+    tstep_encoder: str
 
     @property
     def max_seq_len(self) -> int:
@@ -131,7 +134,7 @@ class EnvFacts:
 
 
 def inspect_environment(maker: EnvMaker) -> EnvFacts:
-    """Makes the environment once, as a worker will, and reads its time limit.
+    """Makes the environment once, as a worker will, and reads what the defaults depend on.
 
     Raises:
         UsageProblem: the environment cannot be made with these arguments, or agents cannot act in it.
@@ -141,13 +144,18 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
         raise UsageProblem(f"{maker.name} cannot be made: {error}", "ENV") from error
     try:
-        actions = as_action_spec(AMAGOEnv(env, env_name=maker.name).action_space).kind
+        seen = AMAGOEnv(env, env_name=maker.name)
         builtin = BUILTINS.get(maker.name)
         if builtin is not None:
             limit: int | None = builtin.horizon(env.unwrapped)
         else:
             limit = None if env.spec is None else env.spec.max_episode_steps
-        return EnvFacts(time_limit=limit, remembers_all=builtin is not None, action_kind=actions)
+        return EnvFacts(
+            time_limit=limit,
+            remembers_all=builtin is not None,
+            action_kind=as_action_spec(seen.action_space).kind,
+            tstep_encoder=tstep_encoder_for(seen.observation_space),
+        )
     except (TypeError, ValueError) as error:
         raise UsageProblem(f"{maker.name} does not suit an agent: {error}", "ENV") from error
     finally:

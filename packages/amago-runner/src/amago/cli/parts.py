@@ -41,7 +41,8 @@ def choose_parts(recipe: Recipe, facts: EnvFacts) -> Parts:
     """
     bindings: dict[str, Any] = {}
     agent = _named("--agent", lambda: switch_agent(bindings, recipe.agent))
-    tstep_encoder = _named("--tstep-encoder", lambda: switch_tstep_encoder(bindings, recipe.tstep_encoder))
+    seeing = recipe.tstep_encoder or facts.tstep_encoder
+    tstep_encoder = _named("--tstep-encoder", lambda: switch_tstep_encoder(bindings, seeing))
     traj_encoder = _named(
         "--traj-encoder",
         lambda: switch_traj_encoder(bindings, recipe.traj_encoder, recipe.memory_size, recipe.memory_layers),

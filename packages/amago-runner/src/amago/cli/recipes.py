@@ -22,7 +22,8 @@ class Recipe:
     Attributes:
         env: a builtin environment's name or a gymnasium id.
         env_args: keyword arguments of the environment.
-        agent, tstep_encoder, traj_encoder, exploration: registered names.
+        agent, traj_encoder, exploration: registered names.
+        tstep_encoder: likewise; None takes the one that suits the environment's observations.
         memory_size, memory_layers: width and depth of the trajectory encoder.
         max_seq_len: longest sequence that the agent trains on and remembers; None takes it from the
             environment's time limit.
@@ -48,7 +49,7 @@ class Recipe:
     env: str
     env_args: Mapping[str, Any] = field(default_factory=dict)
     agent: str = "agent"
-    tstep_encoder: str = "ff"
+    tstep_encoder: str | None = None
     traj_encoder: str = "transformer"
     exploration: str = "egreedy"
     memory_size: int = 128

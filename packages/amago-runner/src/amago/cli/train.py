@@ -74,7 +74,10 @@ def train_run(request: Request, console: Console) -> Summary:
     maker = resolve_environment(recipe.env, recipe.env_args)
     facts = inspect_environment(maker)
     recipe = recipe.updated(
-        env=maker.name, env_args=dict(maker.args), max_seq_len=recipe.max_seq_len or facts.max_seq_len
+        env=maker.name,
+        env_args=dict(maker.args),
+        max_seq_len=recipe.max_seq_len or facts.max_seq_len,
+        tstep_encoder=recipe.tstep_encoder or facts.tstep_encoder,
     )
     parts = choose_parts(recipe, facts)
     if request.resume:
@@ -238,6 +241,7 @@ def _summarise(
     run: str, recipe: Recipe, experiment: Experiment, metrics: Mapping[str, float], wall_seconds: float
 ) -> Summary:
     average = mean_return(metrics)
+    assert recipe.tstep_encoder is not None
     return Summary(
         run=run,
         env=recipe.env,

@@ -119,6 +119,16 @@ _TSTEP_ENCODERS = (
             "CNNTstepEncoder.d_output": _axis("tstep_encoder.merge.weight", 0),
         },
     ),
+    _Kind(
+        "multimodal",
+        "tstep_encoder.obs_encoders.",
+        {
+            "MultiModalTstepEncoder.rl2_features": _axis("tstep_encoder.rl2_features.weight", 0),
+            "MultiModalTstepEncoder.n_layers": _layers("tstep_encoder.merge.layers.", more=1),
+            "MultiModalTstepEncoder.d_hidden": _axis("tstep_encoder.merge.in_layer.weight", 0),
+            "MultiModalTstepEncoder.d_output": _axis("tstep_encoder.merge.out_layer.weight", 0),
+        },
+    ),
 )
 _TRAJ_ENCODERS = (
     _Kind(

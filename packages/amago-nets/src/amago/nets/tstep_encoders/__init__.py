@@ -11,6 +11,7 @@ from amago.nets.tstep_encoders.base import (
     register_tstep_encoder,
     rl2_dim,
 )
+from amago.nets.tstep_encoders.choice import tstep_encoder_for
 from amago.nets.tstep_encoders.cnn import CNNTstepEncoder
 from amago.nets.tstep_encoders.features import ImageFeatures, TokenFeatures, VectorFeatures
 from amago.nets.tstep_encoders.ff import FFTstepEncoder
@@ -28,4 +29,5 @@ __all__ = [
     "list_registered_tstep_encoders",
     "register_tstep_encoder",
     "rl2_dim",
+    "tstep_encoder_for",
 ]

@@ -24,8 +24,9 @@ from amago.nets.utils import symlog
 MAX_TOKENS = 2**18
 """The largest vocabulary that is embedded: integers of a wider range are no tokens."""
 
-_SMALLEST_FOR_NATUREISH = 36
-_PIXEL_RANGE = (0.0, 255.0)
+SMALLEST_FOR_NATUREISH = 36
+"""Pixels on a side."""
+PIXEL_RANGE = (0.0, 255.0)
 # A bound of a float's largest value says as little as none.
 _WIDEST_KNOWN_RANGE = 1e6
 
@@ -71,7 +72,7 @@ class ImageFeatures(nn.Module):
             channels_first = channels_come_first(spec.shape)
         if cnn_type is None:
             sides = spec.shape[1:] if channels_first else spec.shape[:2]
-            cnn_type = NatureishCNN if min(sides) >= _SMALLEST_FOR_NATUREISH else GridworldCNN
+            cnn_type = NatureishCNN if min(sides) >= SMALLEST_FOR_NATUREISH else GridworldCNN
         self.emb_dim = d_output
         self.value_range = _range_to_scale_by(spec.low, spec.high)
         self.augment = ShiftShareOfBatch(spec.shape, channels_first, aug_pct_of_batch) if drqv2_aug else None
@@ -241,7 +242,7 @@ def channels_come_first(shape: tuple[int, ...]) -> bool:
 
 def _range_to_scale_by(low: float | None, high: float | None) -> tuple[float, float] | None:
     """The bounds that map to [-1, 1]; None where values are to be scaled as pixels in [0, 255]."""
-    if low is None or high is None or (low, high) == _PIXEL_RANGE:
+    if low is None or high is None or (low, high) == PIXEL_RANGE:
         return None
     return (low, high) if 0.0 < high - low <= _WIDEST_KNOWN_RANGE else None
 
