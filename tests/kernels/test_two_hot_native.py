@@ -1,0 +1,222 @@
+"""The C++ of the two-hot operations: what test_two_hot.py, which runs on every backend, does not ask of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from amago import kernels
+from amago.kernels import Bins
+from amago.kernels.two_hot import native
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture
+def poisoned():
+    """Uninitialised memory is filled with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of torch's threads, and puts it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def case(n=33, dtype=torch.float32, seed=0):
+    """Logits (3, 5, 4, n), the first bin and the labels of windows of 3 bins, a mask and weights."""
+    g = torch.Generator().manual_seed(seed)
+    accumulate = torch.float64 if dtype == torch.float64 else torch.float32
+    logits = torch.randn(3, 5, 4, n, generator=g, dtype=torch.float64).to(dtype)
+    first = torch.randint(0, n - 2, (3, 5, 1), generator=g).expand(3, 5, 4)
+    label = torch.rand(3, 5, 1, 3, generator=g, dtype=torch.float64).to(accumulate).expand(3, 5, 4, 3)
+    mask = torch.rand(3, 5, 1, generator=g).expand(3, 5, 4) > 0.3
+    weight = torch.rand(5, 4, generator=g, dtype=torch.float64).to(accumulate).expand(3, 5, 4)
+    return logits, first, label, mask, weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("given", [True, False])
+def test_the_operators_keep_torchs_contract(dtype, given):
+    logits, first, label, mask, weight = case(dtype=dtype)
+    logits.requires_grad_()
+    rest = (mask, weight) if given else (None, None)
+    torch.library.opcheck(native.windowed_cross_entropy, (logits, first, label, *rest))
+    torch.library.opcheck(native.expected_value, (logits, torch.linspace(-1, 1, 33, dtype=label.dtype)))
+
+
+def test_gradcheck():
+    logits, _, _, mask, weight = case(9, torch.float64)
+    logits.requires_grad_()
+    target = 20 * torch.randn(3, 5, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    bins = Bins(-20.0, 30.0, 9)
+    options = {"mask": mask, "weight": weight, "backend": "cpp"}
+    for loss in (kernels.two_hot_cross_entropy, kernels.hl_gauss_cross_entropy):
+        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, target, bins, **options), [logits])
+    assert torch.autograd.gradcheck(lambda x: kernels.two_hot_mean(x, bins, backend="cpp"), [logits])
+
+
+@pytest.mark.parametrize("n", [2, 3, 15, 16, 17, 31, 64, 127, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_every_number_of_the_results_is_written(poisoned, n, dtype):
+    bins = Bins(-100.0, 100.0, n)
+    g = torch.Generator().manual_seed(n)
+    logits = (8 * torch.randn(2, 3, 4, n, generator=g)).to(dtype)
+    mask = torch.tensor([True, False, True]).view(3, 1)
+    target = 50 * torch.randn(2, 3, 1, generator=g)
+    for memory in (logits, logits.movedim(2, 0).contiguous().movedim(0, 2), logits.mT.contiguous().mT):
+        results = []
+        for backend in ("cpp", "eager"):
+            x = memory.detach().requires_grad_()
+            loss = kernels.hl_gauss_cross_entropy(x, target, bins, mask=mask, backend=backend)
+            value = kernels.two_hot_mean(x, bins, backend=backend)
+            (loss.sum() + value.sum() / 100).backward()
+            results.append((loss, value, x.grad))
+        tolerance = {"atol": 2e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 1e-2}
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_numbers_are_read_exactly(dtype):
+    """All 65536 of them: the row's maximum comes back as it went in."""
+    patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    logits = torch.stack((patterns, torch.full_like(patterns, -torch.inf)), dim=-1)
+    first = torch.zeros(len(patterns), dtype=torch.int64)
+    loss, softmax = native.windowed_cross_entropy(logits, first, torch.ones(len(patterns), 1), None, None)
+    numbers = ~patterns.isnan()
+    assert torch.equal(softmax[numbers, 0], patterns[numbers].float())
+    assert loss[~numbers].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gradients_are_rounded_to_the_nearest_half_precision_number(dtype):
+    """A sure row hands the incoming gradient on as it is, so what is written is that number, rounded."""
+    g = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(1 << 31), 1 << 31, (200_000,), generator=g).to(torch.int32)
+    ties = torch.arange(0, 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    ties = torch.cat((ties.nextafter(torch.tensor(torch.inf)), (ties[1:] + ties[:-1]) / 2, ties))
+    grad = torch.cat((bits.view(torch.float32), ties, -ties))
+    grad = grad[~grad.isnan()]
+    logits = torch.tensor([0.0, -torch.inf], dtype=dtype).expand(len(grad), 2)
+    first, label = torch.ones(len(grad), dtype=torch.int64), torch.zeros(len(grad), 1)
+    softmax = torch.tensor([0.0, 1.0]).expand(len(grad), 2).contiguous()
+    out = native.windowed_cross_entropy_backward(grad, logits, first, label, None, None, softmax)
+    finite = grad.isfinite()
+    assert torch.equal(out[finite, 0], grad[finite].to(dtype))
+
+
+def test_exponentials_are_exact_to_the_last_digits_and_vanish_where_they_should():
+    x = torch.cat((torch.linspace(-86.9, 0.0, 100_001), torch.tensor([-88.0, -104.0, -1e4, -torch.inf])))
+    logits = torch.stack((torch.zeros_like(x), x), dim=-1)
+    softmax = torch.tensor([0.0, 1.0]).expand(len(x), 2).contiguous()
+    zeros = torch.zeros(len(x), dtype=torch.int64)
+    out = native.windowed_cross_entropy_backward(
+        torch.ones(len(x)), logits, zeros, zeros.float().unsqueeze(-1), None, None, softmax
+    )[:, 1]
+    expected = x.double().exp()
+    assert ((out[:-4].double() - expected[:-4]) / expected[:-4]).abs().max() < 2e-7
+    assert out[-4:].tolist() == [0.0] * 4
+
+
+def test_threads_change_nothing(threads):
+    bins = Bins(-1e4, 1e4, 128)
+    logits = torch.randn(3001, 4, 128, generator=torch.Generator().manual_seed(0))
+    target = torch.linspace(-2e4, 2e4, 3001).unsqueeze(-1)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        x = logits.clone().requires_grad_()
+        loss = kernels.two_hot_cross_entropy(x, target, bins, backend="cpp")
+        (loss.sum() + kernels.two_hot_mean(x, bins, backend="cpp").sum()).backward()
+        results.append((loss.detach(), x.grad))
+    for loss, grad in results[1:]:
+        assert torch.equal(loss, results[0][0])
+        assert torch.equal(grad, results[0][1])
+
+
+def test_the_process_has_one_openmp_library_that_torchs_threads_and_ours_come_from():
+    native.TWO_HOT.load()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    libraries = {line.split()[-1] for line in maps if "omp" in line.rpartition("/")[2] and ".so" in line}
+    assert len(libraries) == 1, libraries
+
+
+def test_without_gradients_it_computes_the_same_past_the_dispatcher():
+    bins = Bins(-1e4, 1e4, 128)
+    logits = torch.randn(7, 4, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.randn(7, 1)
+    traced = kernels.two_hot_cross_entropy(logits, target, bins, backend="cpp")
+    value = kernels.two_hot_mean(logits, bins, backend="cpp")
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        assert torch.equal(kernels.two_hot_cross_entropy(logits, target, bins, backend="cpp"), traced)
+        assert torch.equal(kernels.two_hot_mean(logits, bins, backend="cpp"), value)
+    assert not any("amago_kernels" in event.key for event in profile.key_averages())
+
+
+def test_compiles_to_one_graph():
+    bins = Bins(-1e4, 1e4, 32)
+    target = torch.linspace(-10, 10, 6).view(6, 1)
+
+    def value_and_loss(x):
+        loss = kernels.two_hot_cross_entropy(x, target, bins, backend="cpp")
+        return loss.sum() + kernels.two_hot_mean(x, bins).sum()
+
+    plain = torch.randn(6, 4, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    compiled = plain.detach().clone().requires_grad_()
+    value_and_loss(plain).backward()
+    torch._dynamo.reset()
+    torch.compile(value_and_loss, fullgraph=True, backend="aot_eager")(compiled).backward()
+    torch.testing.assert_close(compiled.grad, plain.grad)
+
+
+WITHOUT_A_COMPILER = """
+import torch
+from amago import kernels
+from amago.kernels import build, doctor
+
+assert "cpp" not in kernels.available_backends()["two_hot_mean"]
+bins, logits = kernels.Bins(-1.0, 1.0, 5), torch.randn(3, 5)
+assert torch.equal(kernels.two_hot_mean(logits, bins), kernels.two_hot_mean(logits, bins, backend="torch"))
+try:
+    kernels.two_hot_mean(logits, bins, backend="cpp")
+except RuntimeError as error:
+    print(error)
+assert doctor.main([]) == 0
+assert doctor.main(["--build"]) == 1
+assert build.main([]) == 1
+"""
+
+
+def test_without_a_compiler_torch_computes_and_an_explicit_request_says_what_is_missing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_COMPILER],
+        env={**os.environ, "AMAGO_KERNELS_CACHE": str(tmp_path / "cache"), "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    error, *report = done.stdout.splitlines()
+    assert error.startswith("no backend can run this call of two_hot_mean: cpp: no C++ compiler")
+    assert sum(line.split()[:3] == ["cpp", "no:", "no"] for line in report) == 6
+    assert "amago_two_hot: no C++ compiler" in done.stderr
+
+
+def test_the_doctor_and_the_builder_find_what_is_built(capsys):
+    from amago.kernels import build, doctor
+
+    assert build.main(["amago_two_hot"]) == 0
+    assert doctor.main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("amago_two_hot: ")
+    assert "built: amago_two_hot-" in out
+    with pytest.raises(SystemExit):
+        build.main(["amago_one_hot"])
