@@ -193,6 +193,18 @@ def test_logged_norms_are_those_of_the_whole_update_before_clipping(make_learner
     _, expected = whole.train_batch(join(*batches), log_step=True)
     for name in ("Grad Norm", "TstepEncoder Grad Norm"):
         assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=1e-4)
+    # The faults: the last batch's gradient alone is measured, or what clipping has left of it.
+    last = make_learner(batches_per_update=1)
+    _, of_one_batch = last.train_batch(batches[-1], log_step=True)
+    assert float(of_one_batch["Grad Norm"]) != pytest.approx(float(expected["Grad Norm"]), rel=1e-2)
+    assert float(metrics["Grad Norm"]) > 1e-6
+
+
+def update_unchecked(learner: Learner, batch: Batch) -> None:
+    """The fault: nobody looks at the loss or at the gradients."""
+    learner.agent(batch, log_step=False).backward()
+    nn.utils.clip_grad_norm_(learner.agent.trainable_params, 1.0)
+    learner.optimizer.step()
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
@@ -206,6 +218,9 @@ def test_a_non_finite_update_is_skipped_and_counted(make_learner: MakeLearner, r
     assert weights(learner).isfinite().all()
     assert not torch.equal(weights(learner), before)
     assert learner.skipped_updates == 1
+    unchecked = make_learner()
+    update_unchecked(unchecked, make_batch(4, seed=1, reward=reward))
+    assert not weights(unchecked).isfinite().any()
 
 
 def test_one_non_finite_batch_spoils_its_whole_update_only(make_learner: MakeLearner) -> None:

@@ -84,11 +84,17 @@ class BaseAgent(nn.Module, ABC):
         hidden_state: Any = None,
         log_dict: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
-        """States (B, L, S) of timesteps (B, L, ...), and the hidden state after them."""
+        """States (B, L, S) of timesteps (B, L, ...), and the hidden state after them.
+
+        Raises:
+            ValueError: an encoder's output is not as wide as its `emb_dim` says.
+        """
         embedded = self.tstep_encoder(obs=obs, rl2s=rl2s, log_dict=log_dict)
+        _require_width(embedded, self.tstep_encoder)
         states, hidden_state = self.traj_encoder(
             embedded, time_idxs=time_idxs, hidden_state=hidden_state, log_dict=log_dict
         )
+        _require_width(states, self.traj_encoder)
         return states, hidden_state
 
     def encode_batch(self, batch: Batch, log_dict: dict[str, Any] | None = None) -> Tensor:
@@ -162,3 +168,13 @@ class BaseAgent(nn.Module, ABC):
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
         """Hook: called after weights were loaded, to continue this run (`is_resume`) or to start a new one."""
+
+
+def _require_width(encoded: Tensor, encoder: TstepEncoder | TrajEncoder) -> None:
+    """Raises before a layer behind the encoder does, in terms of matrices that the user does not know."""
+    if encoded.shape[-1] != encoder.emb_dim:
+        name = type(encoder).__name__
+        raise ValueError(
+            f"{name}.emb_dim is {encoder.emb_dim}, but its output is {encoded.shape[-1]} wide "
+            f"{tuple(encoded.shape)}: let emb_dim return the width of what {name} computes"
+        )

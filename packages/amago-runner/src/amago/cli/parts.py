@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,11 +91,11 @@ def build_agent(parts: Parts, maker: EnvMaker, max_seq_len: int) -> BaseAgent:
 
 def _suiting_actions(agent: type[BaseAgent], facts: EnvFacts) -> dict[str, Any]:
     """Samples of bits carry no gradient, so an agent that follows one by default learns from the data alone."""
-    known = parameters_of(agent)
-    if facts.action_kind != "multibinary" or "online_coeff" not in known:
+    if facts.action_kind != "multibinary" or not {"online_coeff", "offline_coeff"} <= set(
+        parameters_of(agent)
+    ):
         return {}
-    selector, default = selector_of(agent), inspect.signature(agent).parameters["online_coeff"].default
-    return {f"{selector}.online_coeff": 0.0, f"{selector}.offline_coeff": 1.0} if default else {}
+    return {f"{selector_of(agent)}.online_coeff": 0.0, f"{selector_of(agent)}.offline_coeff": 1.0}
 
 
 def _choose_exploration(

@@ -98,12 +98,18 @@ def selector_of(configurable: Callable[..., Any]) -> str | None:
 
 
 def parameters_of(configurable: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that gin may bind."""
-    return [
-        name
-        for name, parameter in inspect.signature(configurable).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name != "self"
-    ]
+    """Names of the arguments that gin may bind; also a base class's, if a constructor passes **kwargs on to it."""
+    constructors: list[Callable[..., Any]] = [configurable]
+    if isinstance(configurable, type):
+        constructors = [vars(cls)["__init__"] for cls in configurable.__mro__ if "__init__" in vars(cls)]
+    names: dict[str, None] = {}
+    for constructor in constructors:
+        parameters = inspect.signature(constructor).parameters.values()
+        named = (each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+        names.update(dict.fromkeys(each.name for each in named if each.name != "self"))
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            break
+    return list(names)
 
 
 def nearest(name: str, known: list[str]) -> str:
