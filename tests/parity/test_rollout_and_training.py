@@ -31,6 +31,8 @@ def small_networks():
         "FFTrajEncoder.d_model": 16,
         "GRUTrajEncoder.d_hidden": 12,
         "GRUTrajEncoder.d_output": 12,
+        "MambaTrajEncoder.d_model": 12,
+        "MambaTrajEncoder.n_layers": 2,
         "TformerTrajEncoder.d_model": 16,
         "TformerTrajEncoder.n_heads": 2,
         "TformerTrajEncoder.d_ff": 32,
@@ -92,7 +94,7 @@ def whole_history(agent, piece):
         return Agent.get_state_embedding(agent, obs, rl2s, times)[0][0]  # (T+1, S)
 
 
-@pytest.mark.parametrize("encoder", ["identity", "ff", "rnn", "transformer"])
+@pytest.mark.parametrize("encoder", ["identity", "ff", "rnn", "transformer", "mamba"])
 def test_states_of_a_rollout_equal_those_of_its_recorded_episodes(tmp_path, encoder):
     torch.manual_seed(0)
     sample = make_env()

@@ -129,6 +129,7 @@ def test_a_single_path_instead_of_a_list_is_refused() -> None:
     [
         ("transformer", {"d_model": 64, "d_ff": 256, "n_layers": 2}),
         ("rnn", {"d_hidden": 64, "d_output": 64, "n_layers": 2}),
+        ("mamba", {"d_model": 64, "n_layers": 2}),
         ("ff", {"d_model": 64, "n_layers": 2}),
         ("identity", {}),
     ],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.scan import external, fast, reference
+from amago.kernels.scan.precision import full_precision
 
 __all__ = ["selective_scan", "selective_scan_step"]
 
@@ -169,7 +170,7 @@ def selective_scan(
         "return_last_state": return_last_state,
     }
     run = choose("selective_scan", backend, u, delta, A, B, C, **options).run
-    with torch.autocast(u.device.type, enabled=False):
+    with full_precision(u.device):
         y, last = run(u, delta, A, B, C, **options)
     return (y, last) if return_last_state else y
 
@@ -222,6 +223,6 @@ def selective_scan_step(
         "delta_softplus": delta_softplus,
     }
     run = choose("selective_scan_step", backend, state, u, delta, A, B, C, **options).run
-    with torch.autocast(u.device.type, enabled=False):
+    with full_precision(u.device):
         y, state = run(state, u, delta, A, B, C, **options)
     return y, state

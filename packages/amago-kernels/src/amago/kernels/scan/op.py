@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from amago.kernels.scan import recurrence
+from amago.kernels.scan.precision import full_precision
 
 _Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _full_precision(device: torch.device) -> torch.autocast:
-    """Within it, products keep the precision that the operands have."""
-    return torch.autocast(device.type, enabled=False)
 
 
 @torch.library.custom_op("amago::selective_scan", mutates_args=())
@@ -25,7 +21,7 @@ def selective_recurrence(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`recurrence.forward` with the states that its backward pass needs."""
-    with _full_precision(u.device):
+    with full_precision(u.device):
         return recurrence.forward(u, delta, A, B, C, initial_state, save=True)
 
 
@@ -49,7 +45,7 @@ def selective_recurrence_backward(
     starts: Tensor,
 ) -> _Gradients:
     """`recurrence.backward`."""
-    with _full_precision(u.device):
+    with full_precision(u.device):
         return recurrence.backward(grad_y, grad_last, u, delta, A, B, C, starts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -15,3 +17,10 @@ def computing_dtype(*tensors: Tensor | None) -> torch.dtype:
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Whether the result of these tensors is part of a graph."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Within it autocast is off, and products keep the precision that the operands have."""
+    if not torch.amp.is_autocast_available(device.type):  # the meta device, for example
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
