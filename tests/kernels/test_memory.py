@@ -17,7 +17,8 @@ def work():
     for _ in range(4):
         torch.zeros(16 << 20, dtype=torch.uint8).fill_(1)
         torch.zeros(40 << 20, dtype=torch.uint8).fill_(1)
-work()
+for _ in range(3):
+    work()  # the heap grows to what is in use at once, and the holes
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -37,13 +38,13 @@ def measure(mode: str) -> tuple[int, int]:
 
 def test_freed_memory_is_used_again_without_page_faults_and_can_be_released():
     faults, released = measure("keep")
-    assert faults < 500
+    assert faults < 4 * (56 << 20) // 4096 // 4  # a quarter of the pages written, if the heap grows once more
     assert released >= 40
 
 
 def test_the_usual_allocator_faults_on_every_page():
     faults, _ = measure("leave")
-    assert faults > 4 * (40 << 20) // 65536  # what the function is for; pages of up to 64 KiB
+    assert faults > 4 * (40 << 20) // 16384  # what the function is for; pages of up to 16 KiB
 
 
 def test_large_buffers_of_other_threads_still_work():
