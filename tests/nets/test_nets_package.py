@@ -59,6 +59,10 @@ CONFIGURABLE = [
     "amago.nets.traj_encoders.GRUTrajEncoder.d_hidden",
     "amago.nets.tstep_encoders.CNNTstepEncoder.cnn_type",
     "amago.nets.tstep_encoders.FFTstepEncoder.d_hidden",
+    "amago.nets.tstep_encoders.ImageFeatures.drqv2_aug",
+    "amago.nets.tstep_encoders.MultiModalTstepEncoder.encoders",
+    "amago.nets.tstep_encoders.TokenFeatures.d_emb",
+    "amago.nets.tstep_encoders.VectorFeatures.symlog_inputs",
     "amago.nets.utils.InputNorm.beta",
     "amago.nets.utils.SlowAdaptiveRational.trainable",
 ]
@@ -148,6 +152,6 @@ def test_modules_compute_in_bfloat16_autocast():
 def test_the_readme_runs():
     readme = Path(__file__).parents[2] / "packages" / "amago-nets" / "README.md"
     blocks = readme.read_text().split("```python\n")[1:]
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     code = "\n".join(block.split("```")[0] for block in blocks)
     exec(compile(code, str(readme), "exec"), {})
