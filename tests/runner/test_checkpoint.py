@@ -116,3 +116,23 @@ def test_missing_weights_name_what_is_there(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path, "run").save(4, state(0.0))
     with pytest.raises(FileNotFoundError, match=r"policy_epoch_4\.pt"):
         load_policy(CheckpointFolder(tmp_path, "run").policy_weights(5), CPU)
+
+
+def test_what_is_missing_is_told_by_what_is_there(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "run")
+    folder.save(0, state(1.0))
+    weights, training = folder.policy_weights(0), folder.training_state(0)
+    with pytest.raises(
+        FileNotFoundError, match=r"epoch_1\.pt: it does not exist; the folder .* has policy_epoch_0\.pt"
+    ):
+        load_policy(folder.policy_weights(1), CPU)
+    with pytest.raises(
+        FileNotFoundError, match=r"that is a folder with optimizer\.pt, policy\.pt, state\.json, name"
+    ):
+        load_policy(training, CPU)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        load_policy(tmp_path / "elsewhere" / "policy.pt", CPU)
+    with pytest.raises(
+        FileNotFoundError, match=r"that is a file\. Weights alone are loaded with is_accelerate_state=False"
+    ):
+        load_training_state(weights, CPU)

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,42 @@ def test_any_gymnasium_id_trains(env: str, tmp_path: Path) -> None:
     assert summary["success_by_attempt"] == []
     assert summary["mean_return"] is not None
     assert f"Average Total Return in {env}" in result.output
+
+
+class Switches(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Rewards for each of three bits that is set; ten steps."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gymnasium.spaces.MultiBinary(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), float(np.sum(action)), False, False, {}
+
+
+@pytest.fixture
+def switches() -> Iterator[str]:
+    gymnasium.register("Switches-v0", entry_point=Switches, max_episode_steps=10)
+    yield "Switches-v0"
+    del gymnasium.registry["Switches-v0"]
+
+
+@pytest.mark.parametrize("agent", ["agent", "multitask"])
+def test_an_environment_of_bits_trains_without_further_settings(
+    switches: str, agent: str, tmp_path: Path
+) -> None:
+    amago_run("train", switches, "--agent", agent, "--run-dir", str(tmp_path), *TINY, "--epochs", "1")
+    bound = json.loads((tmp_path / switches / "run.json").read_text())["gin"]
+    name = {"agent": "Agent", "multitask": "MultiTaskAgent"}[agent]
+    assert bound[f"amago.agent.{name}.online_coeff"] == 0.0
+    said = refused(
+        "train", switches, "--run-dir", str(tmp_path), "--set", "Agent.online_coeff=1.0", "--overwrite"
+    )
+    assert "carry no gradient" in said
 
 
 @pytest.mark.parametrize(

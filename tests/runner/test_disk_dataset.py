@@ -1,5 +1,6 @@
 """Drawing from the replay buffer on disk."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, save_trajectory, trajectory_filename
 from amago.loading import DiskTrajDataset, RLData, get_path_to_trajs, load_traj_from_disk
+from amago.utils import AmagoWarning
 
 
 def assert_same(a: RLData, b: RLData) -> None:
@@ -241,3 +243,15 @@ def test_a_relabeler_that_returns_nothing_is_named(make_dataset, fill) -> None:
     fill(dataset.fifo.path, 1)
     with pytest.raises(TypeError, match="Forgetful"):
         dataset[0]
+
+
+def test_a_minimum_that_the_buffer_can_never_hold_is_warned_about(
+    tmp_path: Path, fill: Callable[..., list[Path]]
+) -> None:
+    with pytest.warns(AmagoWarning, match="dset_min_size is 7, but fifo holds at most 5 files.*never begins"):
+        DiskTrajDataset(tmp_path, "small", 5, dset_min_size=7)
+    fill(tmp_path / "small" / "buffer" / "protected", 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DiskTrajDataset(tmp_path, "small", 5, dset_min_size=7)
+        DiskTrajDataset(tmp_path, "large", float("inf"), dset_min_size=7)

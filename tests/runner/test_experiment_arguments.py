@@ -4,10 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from amago.agent import Agent
+from amago.envs.vector.factory import available_cores
 from amago.experiment import Experiment
-from amago.loading import DiskTrajDataset
+from amago.experiment.run_file import read_run
+from amago.loading import DiskTrajDataset, DoNothingDataset
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
@@ -110,6 +113,43 @@ def test_the_older_arguments_of_a_dataset_make_one(make_experiment: MakeExperime
     assert experiment.dataset.dset_max_size == 5
     assert len(list((tmp_path / "shared" / "buffer" / "fifo").iterdir())) > 0
     assert (tmp_path / "shared" / "run" / "ckpts" / "latest" / "policy.pt").is_file()
+
+
+@pytest.mark.parametrize("given", [{"dset_root": "here", "dset_name": "shared"}, {"dset_max_size": 5}])
+def test_a_dataset_and_the_arguments_of_another_are_refused(
+    make_experiment: MakeExperiment, tmp_path: Any, given: dict[str, Any]
+) -> None:
+    dataset = DiskTrajDataset(tmp_path, "own", 10)
+    with pytest.raises(
+        ValueError, match=f"dataset is given, and so is {next(iter(given))}=.* would be ignored"
+    ):
+        make_experiment(dataset=dataset, **given)
+
+
+def test_a_run_with_its_own_dataset_is_built_again_with_that_or_with_another(
+    make_experiment: MakeExperiment, tmp_path: Any
+) -> None:
+    experiment = make_experiment(ckpt_base_dir=None, dset_root=tmp_path, dset_name="shared", dset_max_size=5)
+    experiment.start()
+    record = read_run(experiment.run_dir)
+    again = Experiment(**record.experiment_arguments())
+    assert (again.dset_name, again.dset_max_size, again.run_dir) == ("shared", 5, experiment.run_dir)
+    other = Experiment(**record.experiment_arguments(dataset=DoNothingDataset()))
+    assert (other.dset_name, other.run_dir) == (None, experiment.run_dir)
+
+
+def test_no_more_loader_workers_are_started_than_there_are_cores(
+    make_experiment: MakeExperiment, recwarn: pytest.WarningsRecorder
+) -> None:
+    cores = available_cores()
+    experiment = make_experiment(dloader_workers=cores + 3, epochs=1)
+    experiment.start()
+    experiment.learn()
+    assert experiment.counters.gradient_steps == 4
+    assert not [warning for warning in recwarn if "worker" in str(warning.message)]
+    # A loader that starts as many as it is told to warns.
+    with pytest.warns(UserWarning, match="suggested max number of worker"):
+        torch.utils.data.DataLoader([0], num_workers=cores + 3)
 
 
 def test_a_float_save_length_is_a_whole_number_of_steps(make_experiment: MakeExperiment) -> None:

@@ -34,6 +34,8 @@ SAVE_FORMATS = ("npz", "npz-compressed", "traj")
 SAMPLING = ("none", "both", "left", "right")
 PRECISIONS = ("no", "bf16")
 MP_CONTEXTS = ("fork", "spawn", "forkserver")
+# Of the DiskTrajDataset that is made if no dataset is given.
+DATASET_ARGUMENTS = ("dset_root", "dset_name", "dset_max_size")
 
 
 class _Required:
@@ -77,7 +79,8 @@ class ExperimentArguments:
         stagger_traj_file_lengths: draw each limit from `traj_save_len` ± `max_seq_len`.
         save_trajs_as: "npz", "npz-compressed" or "traj" (safetensors).
         padded_sampling: "none", "both", "left" or "right": whether training windows may overhang a trajectory.
-        dloader_workers: processes that read training data; 0 reads in this one.
+        dloader_workers: processes that read training data; 0 reads in this one. No more are started than there
+            are cores to run them, and the batches are the same for any number.
         epochs: epochs of `learn()`; may be infinite.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch with updates, with rollouts; infinite
             for never.
@@ -215,6 +218,13 @@ class ExperimentArguments:
             )
         if self.dataset is not None and not hasattr(self.dataset, "sample_random_trajectory"):
             raise TypeError(f"dataset is {self.dataset!r}, must be an RLDataset")
+        ignored = [name for name in DATASET_ARGUMENTS if getattr(self, name) is not None]
+        if self.dataset is not None and ignored:
+            given = ", ".join(f"{name}={getattr(self, name)!r}" for name in ignored)
+            raise ValueError(
+                f"dataset is given, and so is {given}, which would be ignored: give one or the other. The folder "
+                "of the run is ckpt_base_dir."
+            )
         _ = self.run_dir
 
     def _validate_choices(self) -> None:

@@ -17,6 +17,7 @@ import gin
 from amago.agent import Batch
 from amago.distributed.accelerate import Processes, make_accelerator
 from amago.envs.metrics import EpisodeStats
+from amago.envs.vector.factory import available_cores
 from amago.experiment.checkpoint import CheckpointFolder
 from amago.experiment.evaluating import EvaluatedExperiment
 from amago.experiment.randomness import RandomStreams
@@ -163,7 +164,7 @@ class Experiment(EvaluatedExperiment):
                 self.dataset,
                 batch_size=self.batch_size,
                 batches_per_epoch=self.train_batches_per_epoch,
-                workers=self.dloader_workers,
+                workers=min(self.dloader_workers, available_cores()),
                 device=self.DEVICE,
                 seed=self._streams.seed,
                 rank=self.processes.rank,

@@ -18,7 +18,7 @@ from typing import Any
 import gin
 
 from amago.experiment.checkpoint import write_json, write_text
-from amago.experiment.config import ExperimentArguments
+from amago.experiment.config import DATASET_ARGUMENTS, ExperimentArguments
 from amago.experiment.gin_bindings import (
     NotWritableError,
     active_bindings,
@@ -95,8 +95,21 @@ class RunRecord:
         ]
         if missing:
             raise ValueError(f"supply what run.json could not hold: {'; '.join(missing)}")
-        wanted = {name: value for name, value in self.arguments.items() if name not in supplied}
+        recorded = _with_one_dataset(self.arguments, supplied)
+        wanted = {name: value for name, value in recorded.items() if name not in supplied}
         return {**{name: _build(value) for name, value in wanted.items()}, "seed": self.seed, **supplied}
+
+
+def _with_one_dataset(recorded: Mapping[str, Any], supplied: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded arguments with a dataset or the arguments that one is made from, and with the run's folder."""
+    if recorded.get("dset_root") is None and recorded.get("dset_max_size") is None:
+        return dict(recorded)
+    if "dataset" not in supplied:
+        return {**recorded, "dataset": None}
+    kept = {name: value for name, value in recorded.items() if name not in DATASET_ARGUMENTS}
+    if kept.get("ckpt_base_dir") is None:
+        kept["ckpt_base_dir"] = str(Path(recorded["dset_root"]) / recorded["dset_name"])
+    return kept
 
 
 def _bound_keys() -> set[str]:

@@ -26,7 +26,7 @@ from amago.loading.dataset import RLDataset
 from amago.loading.files import TrajFile, TrajFolder
 from amago.loading.reader import TrajReader
 from amago.loading.sample import RLData
-from amago.utils import AmagoWarning
+from amago.utils import AmagoWarning, amago_warning
 
 T = TypeVar("T")
 
@@ -108,6 +108,13 @@ class DiskTrajDataset(RLDataset):
         self.quarantine = fifo.parent / "quarantine"
         self._checkpointed = CheckpointedFiles(fifo, fifo.parent / "on_hold", fifo.parent / "aside")
         self._reader = TrajReader(cache_bytes)
+        kept = len(os.listdir(protected))
+        if dset_min_size > dset_max_size + kept:
+            amago_warning(
+                f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected "
+                f"has {kept}: training never begins unless more are put into {protected}. Make "
+                "dset_min_size at most dset_max_size."
+            )
         self._files: list[TrajFile] = []
         self._transitions_up_to: NDArray[np.int64] | None = None
         self._draws_until_look = 0
