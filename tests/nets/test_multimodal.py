@@ -252,6 +252,10 @@ class TestTokens:
         alone = torch.stack([features(row[None, None])[0, 0] for row in tokens.flatten(0, 1)])
         torch.testing.assert_close(features(tokens).flatten(0, 1), alone)
 
+    def test_where_looking_for_repeats_would_mean_waiting_every_timestep_is_encoded(self):
+        tokens = torch.zeros(2, 3, 4, dtype=torch.int64, device="meta")
+        assert self.features().to("meta")(tokens).shape == (2, 3, 64)
+
     def test_no_timestep_at_all_gives_no_vector(self):
         assert self.features()(torch.zeros(0, 3, 4, dtype=torch.long)).shape == (0, 3, 64)
 

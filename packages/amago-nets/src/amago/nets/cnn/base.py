@@ -104,5 +104,6 @@ def check_image_size(img: CNN, steps: Sequence[tuple[int, int]], name: str) -> N
             left = (left - kernel) // stride + 1 if left >= kernel else 0
         if left < 1:
             raise ValueError(
-                f"images of {img.spatial_shape} pixels are too small for {name}; enlarge or pad them"
+                f"images of {img.spatial_shape} pixels are too small for {name}; enlarge or pad them, or choose a "
+                "network with fewer or smaller kernels"
             )
