@@ -44,9 +44,18 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias.view(-1, 1, self.bias.shape[-1]), x, self.weight)
 
     def single_layers(self) -> list[tuple[Tensor, Tensor]]:
-        """The layers one by one: weights (d_out, d_in) and biases (d_out,)."""
-        weights = self.weight.transpose(1, 2).unbind(0)
-        return list(zip(weights, self.bias.view(self.bias.shape[-2:]).unbind(0), strict=True))
+        """The layers one by one: weights (d_out, d_in) and biases (d_out,).
+
+        Under autocast they come in its dtype: left to it, every use of a layer would convert them anew.
+        """
+        weights: Tensor = self.weight  # (C, d_in, d_out)
+        biases: Tensor = self.bias
+        if torch.is_autocast_enabled(weights.device.type):
+            dtype = torch.get_autocast_dtype(weights.device.type)
+            weights, biases = weights.to(dtype), biases.to(dtype)
+        return list(
+            zip(weights.transpose(1, 2).unbind(0), biases.view(biases.shape[-2:]).unbind(0), strict=True)
+        )
 
 
 class EnsembleMLP(nn.Module):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago import kernels
 from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
@@ -124,9 +125,7 @@ class AttentionLayer(nn.Module):
         pos_idxs: Tensor | None = None,
     ) -> Tensor:
         """(B, L, d_model) -> (B, L, d_model); with caches L is 1 and they are written in place."""
-        qkv = self.dropout_qkv(self.qkv_projection(sequence))
-        # Heads are the fastest axis of the projection: the layout of saved weights.
-        qkv = qkv.unflatten(-1, (3, -1, self.n_heads)).transpose(-1, -2)  # (B, L, 3, H, D)
+        qkv = self.dropout_qkv(self._project(sequence))  # (B, L, 3, H, D)
         if self.rope is not None:
             if pos_idxs is None:
                 raise ValueError("pos_idxs must be given (B, L) where the layer uses rotary positions")
@@ -135,6 +134,20 @@ class AttentionLayer(nn.Module):
             qkv, key_cache=key_cache, val_cache=val_cache, cache_seqlens=cache_seqlens
         )
         out: Tensor = self.out_projection((self.head_scaler * attended).flatten(2))
+        return out
+
+    def _project(self, sequence: Tensor) -> Tensor:
+        """Queries, keys and values, (B, L, 3, H, D).
+
+        Saved weights have the heads as the fastest axis of the projection, attention wants the features there.
+        For a sequence it is cheaper to turn the weight than all that comes of it, for a single step it is not.
+        """
+        out: Tensor
+        if sequence.shape[1] == 1:
+            out = self.qkv_projection(sequence).unflatten(-1, (3, -1, self.n_heads)).transpose(-1, -2)
+            return out
+        weight = self.qkv_projection.effective_weight().unflatten(0, (3, -1, self.n_heads)).transpose(1, 2)
+        out = kernels.linear(sequence, weight.flatten(0, 2)).unflatten(-1, (3, self.n_heads, -1))
         return out
 
 
