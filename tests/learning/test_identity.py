@@ -6,6 +6,7 @@ tells it in the first step alone.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from amago import Agent, Experiment
+from amago.agent import MultiTaskAgent
 from amago.cli_utils import switch_traj_encoder, use_config
 from amago.envs import AMAGOEnv
 from amago.loading import DiskTrajDataset
@@ -27,9 +29,10 @@ SETTINGS: dict[str, Any] = {
     "FFTstepEncoder.n_layers": 1,
     "Actor.d_hidden": 32,
     "NCritics.d_hidden": 32,
-    "Agent.gamma": 0.5,
-    "Agent.use_multigamma": False,
-    "Agent.tau": 0.02,
+    "NCriticsTwoHot.d_hidden": 32,
+    **{f"{agent}.gamma": 0.5 for agent in ("Agent", "MultiTaskAgent")},
+    **{f"{agent}.use_multigamma": False for agent in ("Agent", "MultiTaskAgent")},
+    **{f"{agent}.tau": 0.02 for agent in ("Agent", "MultiTaskAgent")},
     "EpsilonGreedy.steps_anneal": 150,
     "EpsilonGreedy.eps_end": 0.0,
 }
@@ -94,10 +97,18 @@ def random_return(make_env: Callable[[], AMAGOEnv], episodes: int = 200) -> floa
 
 @pytest.fixture
 def train(buffer_dir: Path) -> Iterator[Callable[..., float]]:
-    """Trains with few, small updates and returns the mean return of 64 episodes after that."""
+    """Trains with few, small updates and returns the mean return of 64 episodes after that.
+
+    `evaluate_in` lists other environments to evaluate in; the returns are then a list, too.
+    """
     made: list[Experiment] = []
 
-    def run(make_env: Callable[[], AMAGOEnv], traj_encoder: str = "ff", **changes: Any) -> float:
+    def run(
+        make_env: Callable[[], AMAGOEnv],
+        traj_encoder: str = "ff",
+        evaluate_in: list[Callable[[], AMAGOEnv]] | None = None,
+        **changes: Any,
+    ) -> Any:
         config = dict(SETTINGS)
         encoder = switch_traj_encoder(config, traj_encoder, memory_size=32, layers=1)
         use_config(config, finalize=False)
@@ -130,8 +141,11 @@ def train(buffer_dir: Path) -> Iterator[Callable[..., float]]:
         made.append(experiment := Experiment(**{**arguments, **changes}))
         experiment.start()
         experiment.learn()
-        metrics = experiment.evaluate_test(make_env, episodes=64)
-        return metrics["Average Total Return (Across All Env Names)"]
+        returns = [
+            experiment.evaluate_test(env, episodes=64)["Average Total Return (Across All Env Names)"]
+            for env in evaluate_in or [make_env]
+        ]
+        return returns if evaluate_in else returns[0]
 
     yield run
     for experiment in made:
@@ -158,6 +172,71 @@ def test_learns_to_repeat_what_it_sees(train: Callable[..., float], kind: str) -
     enough = 7.4 if "Discrete" in kind else 6.2
     assert random_return(make_env) < 4.2
     assert train(make_env) > enough
+
+
+# Rewards times 10, over two steps' worth of discounted future.
+NARROW_BINS = {
+    "NCriticsTwoHot.min_return": -5.0,
+    "NCriticsTwoHot.max_return": 25.0,
+    "NCriticsTwoHot.use_symlog": False,
+    "NCriticsTwoHot.output_bins": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "enough", "epochs"), [("MultiDiscrete", 7.0, 8), ("MultiBinary", 6.2, 8), ("Box", 6.2, 12)]
+)
+def test_imitating_the_better_half_learns_too(
+    train: Callable[..., float], kind: str, enough: float, epochs: int
+) -> None:
+    """`MultiTaskAgent`, which follows no gradient of values; it takes more updates."""
+
+    def make_env() -> AMAGOEnv:
+        return AMAGOEnv(RepeatEnv(ACTION_SPACES[kind]), env_name="repeat")
+
+    use_config(NARROW_BINS, finalize=False)
+    assert train(make_env, agent_type=MultiTaskAgent, epochs=epochs, train_batches_per_epoch=50) > enough
+
+
+class TwoTasksEnv(RepeatEnv):
+    """Two tasks, told apart by the observation: to repeat the action shown for 1, or to take the next for 1000.
+
+    Args:
+        task: the one task of all episodes; None draws one in every episode.
+    """
+
+    def __init__(self, task: int | None = None) -> None:
+        super().__init__(gym.spaces.Discrete(4))
+        self.task = task
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (6,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        gym.Env.reset(self, seed=seed)
+        self._now = int(self.np_random.integers(2)) if self.task is None else self.task
+        return super().reset(seed=seed, options=options)
+
+    def _shown(self) -> np.ndarray:
+        return np.concatenate((super()._shown(), np.eye(2, dtype=np.float32)[self._now]))
+
+    def _reward(self, action: Any) -> float:
+        return (1.0, 1000.0)[self._now] * float(action == (self._target + self._now) % 4)
+
+
+def test_learns_tasks_whose_rewards_differ_by_a_thousand(train: Callable[..., list[float]]) -> None:
+    def make_env(task: int | None = None) -> AMAGOEnv:
+        return AMAGOEnv(TwoTasksEnv(task), env_name="two")
+
+    small, large = train(
+        make_env,
+        evaluate_in=[partial(make_env, 0), partial(make_env, 1)],
+        agent_type=MultiTaskAgent,
+        epochs=12,
+        train_batches_per_epoch=50,
+    )
+    assert small > 7.4
+    assert large > 7400.0
 
 
 def make_memory_env() -> AMAGOEnv:
