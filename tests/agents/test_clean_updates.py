@@ -8,15 +8,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.distributions import OneHotCategorical
 
-from amago.agent import Agent, MultiTaskAgent, exp_filter
+from amago.agent import Agent, exp_filter
 from amago.agent.filters import binary_filter
 from amago.nets.masking import masked_avg
 from amago.nets.specs import ActionSpec
 
 BOX = ActionSpec("box", (2,), -1.0, 1.0)
-DISCRETE = ActionSpec("discrete", (3,))
 
 
 class CopiesItsCritics(Agent):
@@ -139,17 +137,3 @@ def test_a_reward_that_is_not_finite_leaves_the_statistics_of_an_agent_usable(ma
     # The fault: one such value makes a plain mean, and all that it is averaged into, not finite for good.
     naive = 0.9 * torch.zeros(()) + 0.1 * (10.0 * spoiled.rews).square().mean()
     assert not (0.9 * naive + 0.1 * make_batch(seed=1).rews.mean()).isfinite()
-
-
-def test_classifying_critics_learn_from_discrete_actions_with_arguments_checked(make_agent, make_batch):
-    assert torch.distributions.Distribution._validate_args, "torch checks arguments by default"
-    torch.manual_seed(0)
-    agent = make_agent(DISCRETE, cls=MultiTaskAgent)
-    batch = make_batch(DISCRETE)
-    agent(batch, log_step=True).backward()
-    assert agent.update_info["Actor Loss"].isfinite()
-    assert all(p.grad.isfinite().all() for p in agent.actor.parameters())
-    # The fault: softened one-hot vectors, which are what the critics see, given as if they were samples.
-    softened = agent.actor.policy_dist.action_from_buffer(batch.actions)
-    with pytest.raises(ValueError, match=r"to be within the support \(OneHot"):
-        OneHotCategorical(probs=torch.full((3,), 1 / 3)).log_prob(softened)

@@ -13,13 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
-from amago.agent import Agent
+from amago.agent import Agent, MultiTaskAgent
 from amago.cli.app import app
 from amago.cli.environments import EnvMaker
 from amago.cli_utils import use_config
 from amago.experiment import Experiment
 from amago.experiment.policy_sizes import UNKNOWN, facts_of
 from amago.experiment.saved_policies import read_saved_policy
+from amago.nets.actor_critic import ResidualActor
+from amago.nets.policy_dists import GMM
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import TformerTrajEncoder, get_traj_encoder_cls
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -278,35 +280,70 @@ ODD_SIZES = {
     "MambaTrajEncoder.expand": 3,
     "MambaTrajEncoder.n_layers": 2,
     "Agent.num_critics": 3,
+    "MultiTaskAgent.num_critics": 5,
+    "NCriticsTwoHot.n_layers": 3,
+    "NCriticsTwoHot.d_hidden": 19,
+    "NCriticsTwoHot.output_bins": 33,
     "Actor.n_layers": 3,
     "Actor.d_hidden": 15,
     "NCritics.n_layers": 1,
     "NCritics.d_hidden": 17,
     "Multigammas.discrete": [0.5],
+    "Multigammas.continuous": [0.5, 0.9],
 }
+BOX = ActionSpec("box", (2,), -1.0, 1.0)
 
 
-def make_sized_agent(encoder: str) -> Agent:
-    return Agent(
+def shapes_of(agent: type[Agent], encoder: str, action: ActionSpec) -> dict[str, torch.Size]:
+    made = agent(
         obs_space={"observation": (4,)},
-        rl2_space=(4,),
-        action_space=ActionSpec("discrete", (3,)),
+        rl2_space=(1 + action.dim,),
+        action_space=action,
         max_seq_len=8,
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=get_traj_encoder_cls(encoder),
     )
+    return {name: tensor.shape for name, tensor in made.state_dict().items()}
 
 
 @pytest.mark.parametrize("encoder", ["ff", "rnn", "transformer", "mamba", "identity"])
-def test_the_sizes_that_weights_tell_rebuild_the_agent(encoder: str) -> None:
+@pytest.mark.parametrize("action", [ActionSpec("discrete", (3,)), BOX], ids=["discrete", "box"])
+@pytest.mark.parametrize("agent", [Agent, MultiTaskAgent])
+def test_the_sizes_that_weights_tell_rebuild_the_agent(
+    agent: type[Agent], action: ActionSpec, encoder: str
+) -> None:
     use_config(ODD_SIZES, finalize=False)
-    shapes = {name: tensor.shape for name, tensor in make_sized_agent(encoder).state_dict().items()}
+    assert_sizes_rebuild(agent, encoder, action)
+
+
+def assert_sizes_rebuild(agent: type[Agent], encoder: str, action: ActionSpec) -> None:
+    """That gin has to be given nothing but what the shapes tell."""
+    shapes = shapes_of(agent, encoder, action)
     facts = facts_of({name: torch.empty(shape) for name, shape in shapes.items()})
-    assert {fact.part: fact.value for fact in facts if fact.name == "kind"}["memory"] == encoder
+    kinds = {fact.part: fact.value for fact in facts if fact.name == "kind"}
+    assert (kinds["memory"], kinds["agent"]) == (
+        encoder,
+        {Agent: "agent", MultiTaskAgent: "multitask"}[agent],
+    )
     gin.clear_config()
     use_config({key: value for fact in facts for key, value in fact.binding.items()}, finalize=False)
-    gin.bind_parameter("Multigammas.discrete", ODD_SIZES["Multigammas.discrete"])
-    assert {name: tensor.shape for name, tensor in make_sized_agent(encoder).state_dict().items()} == shapes
+    for name in ("Multigammas.discrete", "Multigammas.continuous"):
+        gin.bind_parameter(name, ODD_SIZES[name])
+    assert shapes_of(agent, encoder, action) == shapes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"MultiTaskAgent.actor_type": ResidualActor, "ResidualActor.residual_blocks": 3},
+        {"Actor.continuous_dist_type": GMM, "GMM.gmm_modes": 4},
+        {"MultiTaskAgent.use_multigamma": False},
+    ],
+    ids=["residual", "gmm", "one discount"],
+)
+def test_other_heads_are_told_too(settings: dict[str, Any]) -> None:
+    use_config(ODD_SIZES | settings, finalize=False)
+    assert_sizes_rebuild(MultiTaskAgent, "ff", BOX)
 
 
 def test_parts_of_other_kinds_are_not_guessed(tmp_path: Path) -> None:
