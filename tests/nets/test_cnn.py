@@ -123,6 +123,10 @@ def test_a_user_network_only_needs_conv_forward():
         (lambda: IMPALAishCNN((40, 40, 3), False, "relu", cnn_block_depths=[6]), r"multiples of 4.*\[6\]"),
         (lambda: IMPALAishCNN((8, 8, 3), False, "relu"), "too small for IMPALAishCNN"),
         (
+            lambda: IMPALAishCNN((4, 4, 3), False, "relu", cnn_block_depths=[4]),
+            "post_group_norm makes a constant",
+        ),
+        (
             lambda: GridworldCNN((8, 8, 3), False, "relu")(torch.zeros(1, 1, 3, 8, 8)),
             r"end in shape \(8, 8, 3\)",
         ),

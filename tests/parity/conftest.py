@@ -35,7 +35,7 @@ class Formulas:
         if name == "gelu":
             return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
         if name == "mish":
-            return x * torch.tanh(torch.log1p(torch.exp(x)))
+            return x * torch.tanh(torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0))
         raise AssertionError(name)
 
     @staticmethod

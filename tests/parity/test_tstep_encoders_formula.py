@@ -133,7 +133,7 @@ def image_case(d, kind):
     def make(**kwargs):
         return IMPALAishCNN(**kwargs, cnn_block_depths=depths, post_group_norm=with_norm)
 
-    return make, lambda f64, w, x, a: impala(f64, w, x, a, len(depths), with_norm), d.size(16, 26)
+    return make, lambda f64, w, x, a: impala(f64, w, x, a, len(depths), with_norm), d.size(24, 30)
 
 
 @pytest.mark.parametrize("seed", range(3))

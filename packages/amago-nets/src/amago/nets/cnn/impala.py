@@ -76,6 +76,8 @@ class IMPALAishCNN(CNN):
                 f"got {list(cnn_block_depths)}"
             )
         check_image_size(self, [(3, 2)] * len(cnn_block_depths), type(self).__name__)
+        if post_group_norm:
+            _check_group_sizes(self.spatial_shape, cnn_block_depths)
         depths = [self.in_channels, *cnn_block_depths]
         self.blocks = nn.ModuleList(
             _Block(d_inp, d_out, self.activation, post_group_norm) for d_inp, d_out in pairwise(depths)
@@ -86,3 +88,16 @@ class IMPALAishCNN(CNN):
         for block in self.blocks:
             imgs = block(imgs)
         return imgs
+
+
+def _check_group_sizes(spatial_shape: tuple[int, int], depths: Sequence[int]) -> None:
+    """Raises ValueError if a group of channels would be a single number, which normalisation makes a constant."""
+    height, width = spatial_shape
+    for depth in depths:
+        height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1
+        if depth // _GROUPS * height * width == 1:
+            raise ValueError(
+                f"images of {spatial_shape} pixels shrink to one with cnn_block_depths={list(depths)}, and each "
+                f"of the {_GROUPS} groups of {depth} channels is then one number, which post_group_norm makes a "
+                "constant: enlarge the images, use more channels or fewer blocks, or post_group_norm=False"
+            )
