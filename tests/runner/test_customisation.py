@@ -24,7 +24,6 @@ from amago.nets.policy_dists import PolicyOutput
 MakeExperiment = Callable[..., Experiment]
 
 
-@amago.register_tstep_encoder("test_own_tstep")
 @gin.configurable
 class OwnTstepEncoder(amago.TstepEncoder):
     """One linear layer over observation and rl2s."""
@@ -42,7 +41,6 @@ class OwnTstepEncoder(amago.TstepEncoder):
         return torch.tanh(self.layer(torch.cat((obs["observation"], rl2s), dim=-1)))
 
 
-@amago.register_traj_encoder("test_own_traj")
 @gin.configurable
 class LeakyMemory(amago.TrajEncoder):
     """Remembers a decaying sum of all that it has seen; its hidden state is that sum, (B, D)."""
@@ -149,7 +147,6 @@ class Sharpened(PolicyOutput):
         return Categorical(logits=2.0 * vec)
 
 
-@amago.register_agent("test_own_agent")
 @gin.configurable
 class OwnAgent(Agent):
     """Predicts the reward besides, with a network of its own, and records what its hooks were told."""
@@ -170,6 +167,14 @@ class OwnAgent(Agent):
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
         self.loaded.append(is_resume)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> None:
+    """Under names that other tests, which ask for all names when they are collected, do not meet."""
+    amago.register_tstep_encoder("test_own_tstep")(OwnTstepEncoder)
+    amago.register_traj_encoder("test_own_traj")(LeakyMemory)
+    amago.register_agent("test_own_agent")(OwnAgent)
 
 
 def trained(experiment: Experiment) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
