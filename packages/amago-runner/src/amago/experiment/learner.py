@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from amago.agent import BaseAgent, Batch
 from amago.distributed.accelerate import Processes
 from amago.experiment.schedule import WarmupSchedule
+from amago.kernels.memory import keep_freed_memory
 
 # How many updates may be under way before the oldest one's flag is waited for.
 _UPDATES_IN_FLIGHT = 2
@@ -86,6 +87,9 @@ class Learner:
         self.gradient_steps = 0
         self.skipped_updates = 0
         self._processes = processes
+        if processes.device.type == "cpu":
+            # An update makes and drops the same large buffers again and again.
+            keep_freed_memory()
         self._model = processes.wrap(agent)
         # Logged batches run as they are: their diagnostics would be a second program to compile.
         self._quick_model: Callable[..., Tensor] = torch.compile(self._model) if compile_loss else self._model

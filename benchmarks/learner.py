@@ -1,0 +1,329 @@
+"""How long an update of the learner takes, beside the same update written plainly, and beside the work in it.
+
+    .venv/bin/python -m benchmarks.learner
+    .venv/bin/python -m benchmarks.learner --device cuda
+
+24 sequences of 128 timesteps, an FF timestep encoder, a Transformer of 3 layers and width 256, 4 critics, 7
+discounts and 128 bins, for both agents and both kinds of actions. Every row is measured in a process of its own,
+which also measures the machine: the rate of the products that most of the work consists of, before and after. The
+floor of a row is its count of floating-point operations (`benchmarks.flops`) over that rate in float32.
+
+The plain implementation (`benchmarks.plain`) holds the same weights. Before anything is timed both compute the
+loss of one batch with equal draws, in eval mode and over all critics: the checksum, which must agree.
+
+Rows go to benchmarks/results/learner.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amago.agent import Agent, Batch, MultiTaskAgent
+from amago.distributed.accelerate import Processes, make_accelerator
+from amago.experiment.learner import Learner, make_adamw
+from amago.nets.specs import ActionSpec
+from amago.nets.traj_encoders import TformerTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from benchmarks.flops import Workload, count_update
+from benchmarks.machine import ROOT, describe
+from benchmarks.plain.agents import PlainAgent, PlainMultiTaskAgent
+from benchmarks.plain.sizes import Sizes
+from benchmarks.plain.update import make_optimizer, update
+
+RESULTS = Path(__file__).parent / "results" / "learner.csv"
+WORKLOADS = {
+    "Agent, 5 discrete": Workload(action_dim=5, discrete=True),
+    "Agent, 6 continuous": Workload(action_dim=6, discrete=False),
+    "MultiTaskAgent, 5 discrete": Workload(action_dim=5, discrete=True, bins=128, samples=3),
+    "MultiTaskAgent, 6 continuous": Workload(action_dim=6, discrete=False, bins=128, samples=3),
+}
+CODES = ("ours", "ours, compiled", "plain")
+SHOWN = (
+    "workload",
+    "code",
+    "precision",
+    "median_s",
+    "times_floor",
+    "floor_s",
+    "product_gflop_per_s",
+    "peak_mib",
+    "checksum",
+)
+WARM_UP = 3
+STEP = (3072, 1024, 256)  # the widest layer of the Transformer, on all timesteps of the batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What to measure: a workload's name, whose code, the numbers' precision, the device, how often."""
+
+    workload: str
+    code: str
+    precision: str
+    device: str
+    updates: int
+
+
+def make_agent(work: Workload) -> Agent:
+    """The agent of a workload, with default settings and always the same weights."""
+    torch.manual_seed(0)
+    action = (
+        ActionSpec("discrete", (work.action_dim,), None, None)
+        if work.discrete
+        else ActionSpec("box", (work.action_dim,), -1.0, 1.0)
+    )
+    return (MultiTaskAgent if work.bins else Agent)(
+        obs_space={"observation": (work.obs_dim,)},
+        rl2_space=(1 + work.action_dim,),
+        action_space=action,
+        max_seq_len=work.length,
+        tstep_encoder_type=FFTstepEncoder,
+        traj_encoder_type=TformerTrajEncoder,
+    )
+
+
+def make_plain(agent: Agent) -> PlainAgent:
+    """The plain agent with the same weights."""
+    state = agent.state_dict()
+    kind = PlainMultiTaskAgent if isinstance(agent, MultiTaskAgent) else PlainAgent
+    plain = kind(Sizes.of(state), agent.action_spec)
+    plain.load_state_dict(state)
+    return plain
+
+
+def make_batch(work: Workload) -> Batch:
+    """A batch without padding, always the same."""
+    generator = torch.Generator().manual_seed(1)
+    rows, steps = work.batch_size, work.length
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    if work.discrete:
+        chosen = torch.randint(work.action_dim, (rows, steps - 1), generator=generator)
+        actions = F.one_hot(chosen, work.action_dim).float()
+    else:
+        actions = torch.rand(rows, steps - 1, work.action_dim, generator=generator) * 2.0 - 1.0
+    batch = Batch(
+        obs={"observation": normal(rows, steps, work.obs_dim)},
+        rl2s=normal(rows, steps, 1 + work.action_dim),
+        rews=normal(rows, steps - 1, 1),
+        dones=torch.rand(rows, steps - 1, 1, generator=generator) < 0.02,
+        actions=actions,
+        time_idxs=torch.arange(steps).view(1, -1, 1).repeat(rows, 1, 1),
+        lengths=torch.full((rows,), steps),
+    )
+    return dataclasses.replace(batch, flat_idxs=batch.real_transitions())
+
+
+def checksum(agent: Agent | PlainAgent, batch: Batch) -> float:
+    """The loss in eval mode, with targets over all critics: nothing random is left but the policy's draws."""
+    subset, agent.num_critics_td = agent.num_critics_td, agent.num_critics
+    agent.eval()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        loss = agent(batch, log_step=False) if isinstance(agent, Agent) else agent(batch)
+    agent.train()
+    agent.num_critics_td = subset
+    return float(loss)
+
+
+def updater(agent: Agent, row: Row) -> tuple[nn.Module, Callable[[Batch], Any]]:
+    """The module to update and a function that does it, for the row's code and precision."""
+    bf16, device = row.precision == "bf16", torch.device(row.device)
+    if row.code == "plain":
+        plain = make_plain(agent).to(device).train()
+        optimizer = make_optimizer(plain)
+        dtype = torch.bfloat16 if bf16 else None
+        return plain, lambda batch: update(plain, optimizer, batch, dtype=dtype)
+    agent.to(device).train()
+    learner = Learner(
+        agent,
+        make_adamw(agent.trainable_params, 1e-4, 1e-3, device),
+        Processes(make_accelerator()),
+        lr_warmup_steps=500,
+        grad_clip=1.0,
+        batches_per_update=1,
+        autocast=bf16,
+        compile_loss=row.code == "ours, compiled",
+        max_nonfinite=10,
+        bad_batch_dir=Path(tempfile.gettempdir()),
+    )
+    return agent, lambda batch: learner.train_batch(batch, log_step=False)
+
+
+def seconds(function: Callable[[], Any], repeats: int, device: str) -> list[float]:
+    """The time of each of `repeats` calls."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def product_rate(
+    device: str, dtype: torch.dtype = torch.float32, shape: tuple[int, int, int] = STEP
+) -> float:
+    """GFLOP/s of (m, k) times (k, n) in torch, for shape (m, n, k)."""
+    m, n, k = shape
+    x, w = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
+    repeats = max(3, min(30, int(3e11 / (2 * m * n * k))))
+    times = seconds(lambda: F.linear(x, w), repeats + 3, device)[3:]
+    return 2.0 * m * n * k / statistics.median(times) / 1e9
+
+
+def copy_rate(device: str) -> float:
+    """GB/s read and written by a copy of 1 GiB into memory that is already there."""
+    source = torch.ones(1 << 28, device=device)
+    target = torch.zeros_like(source)
+    times = seconds(lambda: target.copy_(source), 5, device)
+    return 2.0 * source.nbytes / statistics.median(times) / 1e9
+
+
+def peak_memory(device: str) -> float:
+    """MiB: the most that the process has had resident (Linux), or that torch has had on the device."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    # getrusage would also count what the parent process held when it started this one.
+    status = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in status if line.startswith("VmHWM"))) / 1024
+
+
+def measure(row: Row) -> dict[str, str]:
+    """Everything that a row of the results says."""
+    work = WORKLOADS[row.workload]
+    before = peak_memory(row.device)
+    batch = make_batch(work)
+    ours, plain = checksum(make_agent(work), batch), checksum(make_plain(make_agent(work)), batch)
+    if abs(ours - plain) > 1e-4 * abs(plain):
+        raise SystemExit(f"{row.workload}: our loss is {ours}, the plain one {plain}; nothing was timed")
+    module, step = updater(make_agent(work), row)
+    batch = batch.to(row.device)
+    seconds(lambda: step(batch), WARM_UP, row.device)
+    rates = [product_rate(row.device)]
+    times = seconds(lambda: step(batch), row.updates, row.device)
+    memory = peak_memory(row.device) - before
+    rates.append(product_rate(row.device))
+    rate, flop = statistics.mean(rates), sum(count_update(work).values())
+    median = statistics.median(times)
+    finite = all(bool(p.isfinite().all()) for p in module.parameters())
+    if not finite:
+        raise SystemExit(f"{row.workload}: weights are not finite after {row.updates} updates")
+    return {
+        **{key: str(value) for key, value in dataclasses.asdict(row).items()},
+        "median_s": f"{median:.4f}",
+        "fastest_s": f"{min(times):.4f}",
+        "slowest_s": f"{max(times):.4f}",
+        "peak_mib": f"{memory:.0f}",
+        "checksum": f"{ours if row.code != 'plain' else plain:.6g}",
+        "gflop": f"{flop / 1e9:.1f}",
+        "gflop_per_s": f"{flop / median / 1e9:.0f}",
+        "product_gflop_per_s": f"{rate:.0f}",
+        "floor_s": f"{flop / rate / 1e9:.3f}",
+        "times_floor": f"{median * rate * 1e9 / flop:.2f}",
+    }
+
+
+def in_a_process_of_its_own(row: Row) -> dict[str, str]:
+    """`measure` there: its peak of memory is the row's alone."""
+    command = [sys.executable, "-m", "benchmarks.learner", "--row", json.dumps(dataclasses.asdict(row))]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{row} failed:\n{run.stderr[-2000:]}{run.stdout[-500:]}")
+    result: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
+    return result
+
+
+def machine_line(device: str) -> dict[str, str]:
+    """What the machine can do, in the figures that floors are scaled by."""
+    cube = product_rate(device, shape=(4096, 4096, 4096))
+    bf16 = product_rate(device, torch.bfloat16)
+    return {
+        "cube_gflop_per_s": f"{cube:.0f}",
+        "bf16_product_gflop_per_s": f"{bf16:.0f}",
+        "copy_gb_per_s": f"{copy_rate(device):.0f}",
+    }
+
+
+def rows_of(arguments: argparse.Namespace) -> list[Row]:
+    """The rows that the arguments ask for; plain code beside ours, so that both see the same machine."""
+    codes = [code for code in CODES if code != "ours, compiled" or arguments.compile]
+    return [
+        Row(
+            workload=name,
+            code=code,
+            precision=precision,
+            device=arguments.device,
+            updates=arguments.updates if code != "plain" else max(3, arguments.updates // 3),
+        )
+        for name in WORKLOADS
+        if arguments.only is None or arguments.only in name
+        for precision in arguments.precision
+        for code in codes
+        if code in arguments.code or arguments.code == ["all"]
+    ]
+
+
+def main() -> None:
+    """Measure every row, print it, and add it to the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--updates", type=int, default=15, help="timed updates of ours; a third of plain ones"
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
+    parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--code", nargs="+", default=["all"], choices=["all", *CODES])
+    parser.add_argument("--only", help="workloads whose name contains this")
+    parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.row:
+        with contextlib.redirect_stdout(sys.stderr):
+            result = measure(Row(**json.loads(arguments.row)))
+        print(json.dumps(result))
+        return
+    machine = machine_line(arguments.device) | {"threads": str(torch.get_num_threads())}
+    print(machine, flush=True)
+    print(" | ".join(SHOWN))
+    for row in rows_of(arguments):
+        result = in_a_process_of_its_own(row)
+        print(" | ".join(result[key] for key in SHOWN), flush=True)
+        if not arguments.no_save:
+            append(result | machine | describe())
+
+
+def append(row: dict[str, str]) -> None:
+    """Add a row to the results; the first one brings the header."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    new = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()
