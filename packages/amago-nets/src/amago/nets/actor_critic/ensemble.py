@@ -112,7 +112,7 @@ class EnsembleMLP(nn.Module):
         for first, *others in zip(*(layer.single_layers() for layer in layers), strict=True):
             first_parts = first[0].split([piece.shape[-1] for piece in pieces], dim=1), first[1]
             outs += [self._network(block, *first_parts, others).flatten(0, -2) for block in blocks]
-        return torch.cat(outs).view(self.inp_layer.weight.shape[0], *lead, -1)
+        return torch.cat(outs).view(self.inp_layer.weight.shape[0], *lead, self.output_layer.weight.shape[2])
 
     def _network(
         self,
