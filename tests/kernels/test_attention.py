@@ -196,6 +196,6 @@ def test_available_backends_lists_the_operations_of_attention():
     backends = kernels.available_backends()
     flex = ["flex"] if torch.cuda.is_available() else []
     assert backends["attention"] == ["sdpa", *flex, "eager"]
-    assert backends["attention_step"] == ["sdpa", "eager"]
+    assert backends["attention_step"][-2:] == ["sdpa", "eager"]  # after native code, where it can be built
     assert backends["flex_attention"] == [*flex, "sdpa", "eager"]
     assert backends["flex_attention_step"] == ["sdpa", "eager"]

@@ -1,9 +1,27 @@
-"""The package's native modules: one for each operation that has C++ code."""
+"""The package's native modules, one for each operation that has C++ code, and how they are given tensors."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from amago.kernels.compile import PACKAGE, Extension
 
 TWO_HOT = Extension("amago_two_hot", (PACKAGE / "two_hot" / "csrc" / "two_hot.cpp",))
+ATTENTION_STEP = Extension("amago_attention_step", (PACKAGE / "attention" / "csrc" / "attention_step.cpp",))
 
-EXTENSIONS = (TWO_HOT,)
+EXTENSIONS = (TWO_HOT, ATTENTION_STEP)
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def operand(x: Tensor | None) -> tuple[int, Sequence[int]]:
+    """Address and strides, as the kernels take them; address 0 for a tensor that is not given."""
+    return (0, ()) if x is None else (x.data_ptr(), x.stride())

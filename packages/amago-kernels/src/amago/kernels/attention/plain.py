@@ -9,10 +9,11 @@ import math
 
 from torch import Tensor
 
-from amago.kernels.attention import flex_torch, reference, sdpa, step
+from amago.kernels.attention import flex_torch, native, reference, sdpa, step
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.checks import check_cache, check_options, check_same, check_sequence
 from amago.kernels.backends import Backend, Implementation, choose, register
+from amago.kernels.native import ATTENTION_STEP
 
 
 def _anything(*_: object, **__: object) -> list[str]:
@@ -38,6 +39,7 @@ register(
 register(
     "attention_step",
     [
+        Implementation(Backend.CPP, native.attention_step, native.unsupported, needs=ATTENTION_STEP),
         Implementation(Backend.SDPA, step.sdpa_step, _sdpa_step_unsupported),
         Implementation(Backend.EAGER, step.eager_step, _anything),
     ],
@@ -125,7 +127,7 @@ def attention_step(
         cache: changed in place; its rows are the rows of q.
         window, sink, sink_bias, logit_clip, scale: as in `attention`; sinks are the first positions of what
             the cache remembers.
-        backend: "eager", "sdpa", or None / "auto" for the first that can run the call.
+        backend: "cpp", "sdpa", "eager", or None / "auto" for the first that can run the call.
 
     Returns:
         (B, 1, H, D), dtype of q.

@@ -8,24 +8,15 @@ Shapes: n bins, w bins of a window, other leading axes are free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amago.kernels.native import TWO_HOT
+from amago.kernels.native import DTYPES, TWO_HOT, operand
 from amago.kernels.two_hot.bins import Bins
 from amago.kernels.two_hot.fused import hl_gauss_window, two_hot_window
 from amago.kernels.two_hot.reference import accumulation_dtype
-
-_DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
-Operand = tuple[int, Sequence[int]]
 
 
 def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
@@ -33,14 +24,9 @@ def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
     reasons = []
     if logits.device.type != "cpu":
         reasons.append(f"the logits are on {logits.device}, not on the CPU")
-    if logits.dtype not in _DTYPES:
-        reasons.append(f"the logits are {logits.dtype}, not one of {', '.join(_DTYPES.values())}")
+    if logits.dtype not in DTYPES:
+        reasons.append(f"the logits are {logits.dtype}, not one of {', '.join(DTYPES.values())}")
     return reasons
-
-
-def _operand(x: Tensor | None) -> Operand:
-    """Address and strides, as the kernels take them; address 0 for a tensor that is not given."""
-    return (0, ()) if x is None else (x.data_ptr(), x.stride())
 
 
 def _sizes(logits: Tensor) -> tuple[list[int], int]:
@@ -68,11 +54,11 @@ def _windowed_cross_entropy(
     loss = torch.empty(rows, dtype=label.dtype)
     softmax = torch.empty((*rows, 2), dtype=label.dtype)
     TWO_HOT.load().cross_entropy(
-        _DTYPES[logits.dtype],
+        DTYPES[logits.dtype],
         rows,
         n,
         label.shape[-1],
-        *map(_operand, (logits, first, label, mask, weight, loss, softmax)),
+        *map(operand, (logits, first, label, mask, weight, loss, softmax)),
         torch.get_num_threads(),
     )
     return loss, softmax
@@ -106,11 +92,11 @@ def windowed_cross_entropy_backward(
     rows, n = _sizes(logits)
     out = torch.empty_like(logits)
     TWO_HOT.load().cross_entropy_gradient(
-        _DTYPES[logits.dtype],
+        DTYPES[logits.dtype],
         rows,
         n,
         label.shape[-1],
-        *map(_operand, (logits, first, label, mask, weight, softmax, grad, out)),
+        *map(operand, (logits, first, label, mask, weight, softmax, grad, out)),
         torch.get_num_threads(),
     )
     return out
@@ -155,10 +141,10 @@ def _expected_value(logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     mean = points.new_empty(rows)
     softmax = points.new_empty((*rows, 2))
     TWO_HOT.load().mean(
-        _DTYPES[logits.dtype],
+        DTYPES[logits.dtype],
         rows,
         n,
-        *map(_operand, (logits, points, mean, softmax)),
+        *map(operand, (logits, points, mean, softmax)),
         torch.get_num_threads(),
     )
     return mean, softmax
@@ -182,10 +168,10 @@ def expected_value_backward(
     rows, n = _sizes(logits)
     out = torch.empty_like(logits)
     TWO_HOT.load().mean_gradient(
-        _DTYPES[logits.dtype],
+        DTYPES[logits.dtype],
         rows,
         n,
-        *map(_operand, (logits, points, mean, softmax, grad, out)),
+        *map(operand, (logits, points, mean, softmax, grad, out)),
         torch.get_num_threads(),
     )
     return out

@@ -1,0 +1,113 @@
+"""`attention_step` in C++ on the CPU: csrc/attention_step.cpp behind a torch custom operator.
+
+Shapes: B rows, W slots of the cache, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from amago.kernels.attention.cache import RingCache
+from amago.kernels.native import ATTENTION_STEP, DTYPES, operand
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, **_: object) -> list[str]:
+    """Why the call cannot run: tensors elsewhere than on the CPU, another dtype, or gradients."""
+    reasons = []
+    if q.device.type != "cpu" or cache.keys.device.type != "cpu":
+        reasons.append(f"q is on {q.device} and the cache on {cache.keys.device}, not both on the CPU")
+    if cache.keys.dtype not in DTYPES or cache.values.dtype != cache.keys.dtype:
+        names = ", ".join(DTYPES.values())
+        reasons.append(f"the cache is {cache.keys.dtype} and {cache.values.dtype}, not one of {names}")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, cache.keys, cache.values)):
+        reasons.append("it has no gradient, and an input needs one")
+    if cache.keys.stride(-1) != 1 or cache.values.stride(-1) != 1:
+        reasons.append("the numbers of a head do not lie side by side in the cache")
+    return reasons
+
+
+def _attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    window: int,
+    sink: int,
+    sink_bias: float,
+    logit_clip: float,
+    scale: float,
+) -> Tensor:
+    """Writes k and v (B, H, D) into the cache and attends; a negative window is none. Returns (B, H, D)."""
+    rows, size, heads, dim = keys.shape
+    out = torch.empty((rows, heads, dim), dtype=keys.dtype)
+    lengths = lengths.contiguous()
+    ATTENTION_STEP.load().attention_step(
+        DTYPES[keys.dtype],
+        rows,
+        size,
+        heads,
+        dim,
+        *(operand(x) for x in (q, k, v, keys, values)),
+        lengths.data_ptr(),
+        out.data_ptr(),
+        window,
+        sink,
+        sink_bias,
+        logit_clip,
+        scale,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+ring_attention = torch.library.custom_op(
+    "amago_kernels::ring_attention", _attention_step, mutates_args=("keys", "values"), device_types="cpu"
+)
+
+
+@ring_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *_: Tensor | float) -> Tensor:
+    return keys.new_empty((keys.shape[0], *keys.shape[2:]))
+
+
+def _heads(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, H, D) as (B, H, D) in the dtype of the cache, the numbers of a head side by side."""
+    x = x.select(1, 0).to(dtype)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: RingCache,
+    *,
+    window: int | None,
+    sink: int,
+    sink_bias: float,
+    logit_clip: float | None,
+    scale: float,
+) -> Tensor:
+    """See `amago.kernels.attention_step`."""
+    dtype = cache.keys.dtype
+    # Past torch's dispatcher, which costs as much as a small step, unless a compiler looks.
+    run = ring_attention if torch.compiler.is_compiling() else _attention_step
+    out = run(
+        _heads(q, dtype),
+        _heads(k, dtype),
+        _heads(v, dtype),
+        cache.keys,
+        cache.values,
+        cache.lengths,
+        -1 if window is None else window,
+        sink,
+        sink_bias,
+        math.inf if logit_clip is None else logit_clip,
+        scale,
+    )
+    return out.unsqueeze(1).to(q.dtype)
