@@ -54,14 +54,14 @@ def unsupported(x: Tensor, weight: Tensor, *_: object, **__: object) -> list[str
 def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether the layer is better computed by oneDNN than by `torch.nn.functional.linear`."""
     return (
-        _beats_blas()
+        not torch.compiler.is_compiling()
+        and _beats_blas()
         and x.numel() * weight.shape[0] >= _WORTH_MULTIPLICATIONS
         and min(weight.shape) >= _WORTH_FEATURES
         and x.dtype == torch.float32
         and weight.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and torch.backends.mkldnn.is_available()
     )
 
