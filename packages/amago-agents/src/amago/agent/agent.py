@@ -29,6 +29,7 @@ from amago.agent.targets import move_towards, random_critic_subset
 from amago.agent.transitions import Transitions, spread
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
 from amago.nets.actor_critic.critic import expected_values
+from amago.nets.configurable import with_bindings
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
@@ -120,7 +121,7 @@ class Agent(BaseAgent):
         self.fake_filter = fake_filter
         self.num_actions_for_value_in_critic_loss = num_actions_for_value_in_critic_loss
         self.num_actions_for_value_in_actor_loss = num_actions_for_value_in_actor_loss
-        self.fbc_filter_func = fbc_filter_func
+        self.fbc_filter_func = with_bindings(fbc_filter_func)
         self.use_target_actor = use_target_actor
         self.n_step = n_step
         self.actor_type = actor_type
