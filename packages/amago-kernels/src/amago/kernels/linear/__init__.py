@@ -52,14 +52,25 @@ def linear(
         ValueError: for shapes that do not fit, or a slope outside (0, 1].
         RuntimeError: if the backend that was asked for cannot run the call.
     """
-    if x.shape[-1] != weight.shape[-1]:
-        raise ValueError(
-            f"x must have {weight.shape[-1]} features to fit weight {tuple(weight.shape)}, "
-            f"got {tuple(x.shape)}"
-        )
-    if leaky is not None and not 0.0 < leaky <= 1.0:
-        raise ValueError(f"leaky must be None or a slope in (0, 1], got {leaky}")
+    _check(x, weight, bias, leaky)
     if requested(backend) is None and not onednn.pays(x, weight):
         return reference.linear(x, weight, bias, leaky)
     out: Tensor = choose("linear", backend, x, weight, bias, leaky).run(x, weight, bias, leaky)
     return out
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> None:
+    """Raises ValueError for arguments of `linear` that do not fit each other."""
+    if weight.dim() != 2:
+        raise ValueError(f"weight must be (outputs, inputs), got {tuple(weight.shape)}")
+    n_out, n_in = weight.shape
+    if x.dim() == 0 or x.shape[-1] != n_in:
+        raise ValueError(
+            f"x must have {n_in} features to fit weight {tuple(weight.shape)}, got {tuple(x.shape)}"
+        )
+    if bias is not None and bias.shape != (n_out,):
+        raise ValueError(
+            f"bias must be ({n_out},) to fit weight {tuple(weight.shape)}, got {tuple(bias.shape)}"
+        )
+    if leaky is not None and not 0.0 < leaky <= 1.0:
+        raise ValueError(f"leaky must be None or a slope in (0, 1], got {leaky}")

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from amago.kernels.linear import reference
+
 # Below this many multiplications a call costs more than it saves, and below so many features always.
 _WORTH_MULTIPLICATIONS = 1 << 23
 _WORTH_FEATURES = 32
@@ -68,6 +70,8 @@ def pays(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> Tensor:
     """See `amago.kernels.linear`."""
+    if x.numel() == 0 or weight.numel() == 0:  # there is no image without pixels or channels
+        return reference.linear(x, weight, bias, leaky)
     n_out, n_in = weight.shape
     image = x.reshape(1, -1, 1, n_in).permute(0, 3, 1, 2)  # (1, K, M, 1), channels last
     kernel = weight.reshape(n_out, 1, 1, n_in).permute(0, 3, 1, 2)  # (N, K, 1, 1)
