@@ -24,6 +24,7 @@ class Backend(str, Enum):
     ONEDNN = "onednn"
     MAMBA_SSM = "mamba_ssm"
     CPP = "cpp"
+    TRITON = "triton"
 
 
 class Requirement(Protocol):
