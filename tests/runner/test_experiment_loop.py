@@ -11,6 +11,7 @@ import pytest
 
 from amago.envs import AMAGOEnv
 from amago.experiment import Callback, Experiment
+from amago.hindsight import trajectory_length
 from amago.utils import AmagoWarning
 
 MakeExperiment = Callable[..., Experiment]
@@ -143,6 +144,17 @@ def test_episodes_go_on_from_epoch_to_epoch(make_experiment: MakeExperiment, met
         make_experiment(epochs=3, train_timesteps_per_epoch=4, ckpt_interval=None, start_learning_at_epoch=9)
     )
     assert len(metrics_of(experiment, "train")) == 2
+
+
+def test_closing_writes_the_episodes_that_go_on(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(epochs=1, ckpt_interval=None, train_timesteps_per_epoch=8)
+    experiment.start()
+    experiment.collect_new_training_data()
+    experiment.close()
+    files = list(experiment.dataset.save_new_trajs_to.iterdir())
+    # episodes of 6 steps: each actor has one whole and 2 steps of the next
+    stored = sorted(trajectory_length(path) for path in files)
+    assert stored == [2] * experiment.parallel_actors + [6] * experiment.parallel_actors
 
 
 def test_environments_are_reset_when_forced(make_experiment: MakeExperiment, metrics_of: MetricsOf) -> None:

@@ -12,6 +12,7 @@ import io
 import itertools
 import os
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,9 @@ __all__ = [
 SAVE_FORMATS = {"npz": ".npz", "npz-compressed": ".npz", "traj": ".traj"}
 TRAJ_VERSION = "1"
 _TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
+UNFINISHED_SUFFIX = ".part"
+# A write takes seconds; an unfinished file that nobody has touched for so long belongs to a process that died.
+ABANDONED_SECONDS = 3600.0
 _write_numbers = itertools.count()
 
 
@@ -236,11 +240,27 @@ def _refuse_pickle(path: Path) -> None:
         )
 
 
+def remove_unfinished(folder: Path) -> int:
+    """Removes what processes that were killed while writing left in `folder`; returns how many files.
+
+    Readers never see such files. Only those not touched for an hour go, as another process may be writing.
+    """
+    removed = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and entry.name.endswith(UNFINISHED_SUFFIX):
+                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                    if time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
+                        os.unlink(entry.path)
+                        removed += 1
+    return removed
+
+
 @contextlib.contextmanager
 def _whole_file(target: Path) -> Iterator[IO[bytes]]:
     # A leading dot and an ending of its own keep the unfinished file out of every listing of trajectories.
     aside = target.with_name(
-        f".{target.name}.{os.getpid()}-{threading.get_ident()}-{next(_write_numbers)}.part"
+        f".{target.name}.{os.getpid()}-{threading.get_ident()}-{next(_write_numbers)}{UNFINISHED_SUFFIX}"
     )
     try:
         with aside.open("xb") as file:

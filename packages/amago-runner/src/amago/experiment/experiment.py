@@ -220,6 +220,7 @@ class Experiment(EvaluatedExperiment):
         if not self.started:
             return
         if self._recorder is not None:
+            self._recorder.cut()
             self._recorder.close()
         for envs in (getattr(self, "_train_envs", None), self._val_envs):
             if envs is not None:

@@ -1,5 +1,7 @@
 """TrajectoryRecorder: counts the frames of a vector environment and writes its episodes to files."""
 
+import atexit
+import functools
 import os
 import time
 import weakref
@@ -26,6 +28,10 @@ class TrajectoryRecorder:
     the same episode begins with the last timestep of the one before, its rl2 and time index kept. Files are
     written in a background thread. A failed write raises `TrajectoryWriteError` at the next `add` or `flush`;
     the piece is kept and retried, and the step that was being added is recorded all the same.
+
+    A file is acknowledged by `on_written` and `saved_files`; from then on it stays, whatever happens to this
+    process. What a process that is killed loses is at most `unsaved_frames`. One that ends in any other way
+    writes its unfinished pieces first.
 
     Args:
         num_envs: N, rows of the vector environment.
@@ -76,8 +82,11 @@ class TrajectoryRecorder:
         self._writer: TrajectoryWriter | None = None
         if save_to is not None:
             self._writer = TrajectoryWriter(Path(save_to), save_as, on_written)
-            # A program that ends without closing still writes what was handed over.
+            # A program that ends without closing still writes what was handed over, and unfinished pieces before.
             weakref.finalize(self, self._writer.stop)
+            self._at_exit = functools.partial(_cut_at_exit, weakref.ref(self), os.getpid())
+            atexit.register(self._at_exit)
+            weakref.finalize(self, atexit.unregister, self._at_exit)
 
     def begin(self, inputs: PolicyInput, env_names: Sequence[str]) -> None:
         """Begins new episodes in every row; pieces of earlier ones are written first.
@@ -168,6 +177,7 @@ class TrajectoryRecorder:
     def close(self) -> None:
         """Flushes and ends the writing thread. Unfinished pieces are dropped: call `cut` before."""
         if self._writer is not None:
+            atexit.unregister(self._at_exit)
             try:
                 self._writer.flush()
             finally:
@@ -177,6 +187,13 @@ class TrajectoryRecorder:
     def saved_files(self) -> int:
         """How many files this recorder has written; `on_written` tells which."""
         return 0 if self._writer is None else self._writer.files_written
+
+    @property
+    def unsaved_frames(self) -> int:
+        """Transitions recorded that are not in a whole file yet: what would be lost if the process were killed."""
+        if self._writer is None or self._pieces is None:
+            return 0
+        return int(self._pieces.lengths.sum()) + self._writer.pending_transitions
 
     @property
     def frames_by_env_name(self) -> dict[str, int]:
@@ -216,3 +233,11 @@ class TrajectoryRecorder:
         self._writer_id = str(state["writer_id"])
         self._sequence_number = int(state["sequence_number"])
         self._rng.bit_generator.state = state["rng"]
+
+
+def _cut_at_exit(recorder: "weakref.ref[TrajectoryRecorder]", owner: int) -> None:
+    """Hands over the unfinished pieces of a recorder that nobody closed."""
+    alive = recorder()
+    # A process forked from the owner holds a copy of the pieces, but they are not its own.
+    if alive is not None and os.getpid() == owner:
+        alive.cut()

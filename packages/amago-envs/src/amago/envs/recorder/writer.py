@@ -1,5 +1,6 @@
 """Writes trajectory files in a thread of its own, so that stepping never waits for a disk that keeps up."""
 
+import contextlib
 import os
 import threading
 import warnings
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from amago.hindsight.storage import save_trajectory
+from amago.hindsight.storage import remove_unfinished, save_trajectory
 from amago.hindsight.trajectory import FrozenTraj
 
 MAX_PENDING = 1024
@@ -34,13 +35,14 @@ class TrajectoryWriter:
     `raise_failure` or `flush`, and the thread tries again after it was raised.
 
     Args:
-        folder: made if it does not exist.
+        folder: made if it does not exist; unfinished files of writers that died long ago are removed from it.
         save_as: "npz", "npz-compressed" or "traj".
         on_written: called in the writing thread with the path of each file after it was written.
     """
 
     def __init__(self, folder: Path, save_as: str, on_written: Callable[[Path], None] | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
         self.folder = folder
         self.files_written = 0
         self._save_as = save_as
@@ -64,9 +66,21 @@ class TrajectoryWriter:
             self._pending.append(_Pending(trajectory, self.folder / name, env_name, nbytes))
             self._pending_bytes += nbytes
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
-                self._thread.start()
+                self._start_thread()
             self._changed.notify_all()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
+        # An interpreter that is shutting down may start no thread; `stop` then writes by itself.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
+    @property
+    def pending_transitions(self) -> int:
+        """Transitions handed over that are not in a whole file yet."""
+        with self._changed:
+            return sum(len(pending.trajectory) for pending in self._pending)
 
     def _is_full(self) -> bool:
         return len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES
@@ -101,20 +115,21 @@ class TrajectoryWriter:
     def stop(self) -> None:
         """Writes what is queued and ends the thread; warns of what a last attempt could not write."""
         # A forked process has a copy of the queue, but neither the thread nor the duty.
-        if os.getpid() != self._owner:
+        if os.getpid() != self._owner or self._stopping:
             return
         self._stopping = True
-        if self._thread is None:
-            return
         with self._changed:
             self._failure = None
             self._changed.notify_all()
-        self._thread.join()
-        self._thread = None
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.join()
+            self._thread = None
         if self._pending:
             warnings.warn(
-                f"{len(self._pending)} trajectories could not be written to {self.folder} and are lost: "
-                f"{self._failure}",
+                f"{len(self._pending)} trajectories could not be written to {self.folder} and are lost "
+                f"({self.pending_transitions} transitions): {self._failure}",
                 stacklevel=2,
             )
 
