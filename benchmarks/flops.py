@@ -2,9 +2,8 @@
 
 The count is for the factored form: the critics' first layer is applied to a state once, not once per discount and
 action sample, and heads see no padding. A product of (rows, d_in) and (d_in, d_out) takes 2 * rows * d_in * d_out
-operations; with a backward pass the gradients of its input and of its weight take as many again each. Products
-smaller than a thousandth of the whole (attention over 128 steps, the power iterations of SigmaReparam) are counted
-too; sums, activations, norms and the optimizer are not.
+operations; with a backward pass the gradients of its input and of its weight take as many again each. Attention is
+counted too. Sums, activations, norms, the power iterations of SigmaReparam and the optimizer are not.
 """
 
 from __future__ import annotations
