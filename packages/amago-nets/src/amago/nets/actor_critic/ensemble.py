@@ -53,9 +53,8 @@ class EnsembleLinear(nn.Module):
         if torch.is_autocast_enabled(weights.device.type):
             dtype = torch.get_autocast_dtype(weights.device.type)
             weights, biases = weights.to(dtype), biases.to(dtype)
-        return list(
-            zip(weights.transpose(1, 2).unbind(0), biases.view(biases.shape[-2:]).unbind(0), strict=True)
-        )
+        turned = weights.transpose(1, 2).contiguous()  # once, and not by every product
+        return list(zip(turned.unbind(0), biases.view(biases.shape[-2:]).unbind(0), strict=True))
 
 
 class EnsembleMLP(nn.Module):
