@@ -176,9 +176,6 @@ class Agent(BaseAgent):
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
-    def init_extra_networks(self) -> None:
-        """Hook: build further networks of a subclass; the optimizer trains what requires gradients."""
-
     def _distribution_choice(self) -> dict[str, Any]:
         """The distribution that the action space asks for, unless the actor's own was configured by gin."""
         choices: dict[str, Any] = {
@@ -194,25 +191,15 @@ class Agent(BaseAgent):
             configured = {}
         return {} if "continuous_dist_type" in configured else {"continuous_dist_type": choice}
 
+    def init_extra_networks(self) -> None:
+        """Hook: build further networks of a subclass; the optimizer trains what requires gradients."""
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As in torch, but the copy of the critics that older saved policies hold is passed over."""
         kept = {key: value for key, value in state_dict.items() if not key.startswith("maximized_critics.")}
         return super().load_state_dict(kept, strict=strict, assign=assign)
-
-    def _target_pairs(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Parameters of the target networks and of the networks that they follow."""
-        targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
-        return targets, [*self.actor.parameters(), *self.critics.parameters()]
-
-    def hard_sync_targets(self) -> None:
-        """Copies the online networks into their targets."""
-        move_towards(*self._target_pairs(), tau=1.0)
-
-    def soft_sync_targets(self) -> None:
-        """Moves the targets by `tau` towards the online networks."""
-        move_towards(*self._target_pairs(), tau=self.tau)
 
     def get_actions(
         self,
@@ -279,26 +266,16 @@ class Agent(BaseAgent):
         values: Tensor = self.critics(t.state, action, log_dict=log)[0]
         return values
 
-    def _values(self, critic_output: Any) -> Tensor:
-        """Raw values (..., C, G, 1) from what the critics return."""
-        values: Tensor = critic_output
-        return values
-
-    def _as_returns(self, values: Tensor) -> Tensor:
-        """Raw values (..., G, 1) in the units of the targets."""
-        return self.popart(values, normalized=False)  # type: ignore[no-any-return]
-
-    def _normalized(self, values: Tensor) -> Tensor:
-        """Raw values (..., G, 1) as the online loss weighs them, alike for every discount."""
-        return self.popart(values)  # type: ignore[no-any-return]
-
-    def _critics_of_every_action(self) -> NCritics | None:
-        """The critics, if one pass of theirs serves all actions of a state, the recorded and the policy's."""
-        critics = self.critics
-        if not self.discrete or not isinstance(critics, NCritics):
-            return None
-        overridden = type(critics).critic_network_forward is not NCritics.critic_network_forward
-        return None if overridden else critics
+    def _critic_loss(
+        self, batch: Batch, t: Transitions, q_values: Tensor, log: dict[str, Any] | None
+    ) -> Tensor:
+        """The critics' error against targets, (1, n, C, G, 1); moves PopArt's statistics first."""
+        targets = self.td_targets(batch, t)
+        self.popart.update_stats(targets, mask=torch.ones_like(targets, dtype=torch.bool))
+        if log is not None:
+            log["Min TD Target"], log["Max TD Target"] = extremes(targets)
+            self._log_values(log, q_values)
+        return self._critic_error(t, q_values, targets)
 
     @torch.no_grad()
     def td_targets(self, batch: Batch, t: Transitions) -> Tensor:
@@ -318,30 +295,6 @@ class Agent(BaseAgent):
         mask = batch.transition_mask[..., None, None]  # (B, T, 1, 1, 1)
         returns = nstep_return(reward, done, values, gamma, self.n_step, mask)
         return returns.flatten(0, 1).index_select(0, t.places).unsqueeze(0)
-
-    def _policy_actions(self, dist: Any, num_samples: int, *, grad: bool = False) -> Tensor:
-        """Actions as the critics take them, (K, 1, n, G, A): probabilities if discrete, else samples."""
-        if self.discrete:
-            probs: Tensor = dist.probs
-            return probs.unsqueeze(0)
-        return self._sampled_actions(dist, num_samples, grad=grad)
-
-    def _sampled_actions(self, dist: Any, num_samples: int, *, grad: bool) -> Tensor:
-        """K samples (K, 1, n, G, A), with a gradient into the policy if asked for."""
-        samples: Tensor = dist.rsample((num_samples,)) if grad else dist.sample((num_samples,))
-        return samples
-
-    def _critic_loss(
-        self, batch: Batch, t: Transitions, q_values: Tensor, log: dict[str, Any] | None
-    ) -> Tensor:
-        """Squared error against normalised targets, (1, n, C, G, 1); moves PopArt's statistics first."""
-        targets = self.td_targets(batch, t)
-        self.popart.update_stats(targets, mask=torch.ones_like(targets, dtype=torch.bool))
-        if log is not None:
-            log["Min TD Target"], log["Max TD Target"] = extremes(targets)
-            self._log_values(log, q_values)
-        predictions = self.popart(q_values)
-        return losses.critic_regression_loss(predictions, self.popart.normalize_values(targets))
 
     def _actor_loss(self, t: Transitions, q_values: Tensor | None, log: dict[str, Any] | None) -> Tensor:
         """The weighted sum of online and offline loss, (1, n, G, 1)."""
@@ -383,7 +336,7 @@ class Agent(BaseAgent):
             return self.gammas.new_ones(())
         with torch.no_grad():
             adv = losses.advantage(q_values, policy_values.mean(0))
-            weights = self.fbc_filter_func(adv)
+            weights: Tensor = self.fbc_filter_func(adv)
         if log is not None:
             log["Filter Mean"] = weights.mean()
             log["Advantage Mean"] = adv.mean()
@@ -408,6 +361,59 @@ class Agent(BaseAgent):
         mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full)
         return masked_avg(full, edit_mask(batch, full, mask))
 
+    # What follows, down to the targets' updates, is what agents with critics of another kind do otherwise.
+
+    def _critic_error(self, t: Transitions, q_values: Tensor, targets: Tensor) -> Tensor:
+        """Squared error of normalised values against normalised targets (1, n, 1, G, 1): (1, n, C, G, 1)."""
+        predictions: Tensor = self.popart(q_values)
+        return losses.critic_regression_loss(predictions, self.popart.normalize_values(targets))
+
+    def _policy_actions(self, dist: Any, num_samples: int, *, grad: bool = False) -> Tensor:
+        """Actions as the critics take them, (K, 1, n, G, A): probabilities if discrete, else samples."""
+        if self.discrete:
+            probs: Tensor = dist.probs
+            return probs.unsqueeze(0)
+        return self._sampled_actions(dist, num_samples, grad=grad)
+
+    def _sampled_actions(self, dist: Any, num_samples: int, *, grad: bool) -> Tensor:
+        """K samples (K, 1, n, G, A), with a gradient into the policy if asked for."""
+        samples: Tensor = dist.rsample((num_samples,)) if grad else dist.sample((num_samples,))
+        return samples
+
+    def _values(self, critic_output: Any) -> Tensor:
+        """Raw values (..., C, G, 1) from what the critics return."""
+        values: Tensor = critic_output
+        return values
+
+    def _as_returns(self, values: Tensor) -> Tensor:
+        """Raw values (..., G, 1) in the units of the targets."""
+        return self.popart(values, normalized=False)  # type: ignore[no-any-return]
+
+    def _normalized(self, values: Tensor) -> Tensor:
+        """Raw values (..., G, 1) as the online loss weighs them, alike for every discount."""
+        return self.popart(values)  # type: ignore[no-any-return]
+
+    def _critics_of_every_action(self) -> NCritics | None:
+        """The critics, if one pass of theirs serves all actions of a state, the recorded and the policy's."""
+        critics = self.critics
+        if not self.discrete or not isinstance(critics, NCritics):
+            return None
+        overridden = type(critics).critic_network_forward is not NCritics.critic_network_forward
+        return None if overridden else critics
+
+    def _target_pairs(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Parameters of the target networks and of the networks that they follow."""
+        targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
+        return targets, [*self.actor.parameters(), *self.critics.parameters()]
+
+    def hard_sync_targets(self) -> None:
+        """Copies the online networks into their targets."""
+        move_towards(*self._target_pairs(), tau=1.0)
+
+    def soft_sync_targets(self) -> None:
+        """Moves the targets by `tau` towards the online networks."""
+        move_towards(*self._target_pairs(), tau=self.tau)
+
     @torch.no_grad()
     def get_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Q(s, a) of the recorded actions and V(s), each (B, T, G, 1), 0 in padding.
@@ -425,6 +431,14 @@ class Agent(BaseAgent):
         finally:
             self.train(was_training)
         return spread(q, t.places, batch), spread(v, t.places, batch)
+
+    def get_grad_norms(self) -> dict[str, Tensor]:
+        """Gradient norms of actor, critics and encoders."""
+        heads = {
+            "Actor Grad Norm": grad_norm(self.actor.parameters()),
+            "Critic Grad Norm": grad_norm(self.critics.parameters()),
+        }
+        return {**heads, **super().get_grad_norms()}
 
     def _log_values(self, log: dict[str, Any], q_values: Tensor) -> None:
         """Values of the acting discount in units of returns, and PopArt's statistics."""
@@ -447,11 +461,3 @@ class Agent(BaseAgent):
         log["Batch Size (in Timesteps)"] = torch.tensor(float(batch.batch_size * batch.length), device=device)
         log["Unmasked Batch Size (in Timesteps)"] = torch.tensor(float(len(t.places)), device=device)
         log["Mean Reward (in training sequences)"] = t.reward.mean() / self.reward_multiplier
-
-    def get_grad_norms(self) -> dict[str, Tensor]:
-        """Gradient norms of actor, critics and encoders."""
-        heads = {
-            "Actor Grad Norm": grad_norm(self.actor.parameters()),
-            "Critic Grad Norm": grad_norm(self.critics.parameters()),
-        }
-        return {**heads, **super().get_grad_norms()}

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 from amago.agent.agent import Agent
-from amago.agent.batch import Batch
-from amago.agent.diagnostics import extremes
 from amago.agent.filters import binary_filter
 from amago.agent.registry import register_agent
 from amago.agent.transitions import Transitions
@@ -130,15 +128,8 @@ class MultiTaskAgent(Agent):
         with torch.no_grad():
             return self._values(t.q_dist)[0]
 
-    def _critic_loss(
-        self, batch: Batch, t: Transitions, q_values: Tensor, log: dict[str, Any] | None
-    ) -> Tensor:
-        """Cross-entropy of the critics' bins against targets, (1, n, C, G, 1); moves PopArt's statistics too."""
-        targets = self.td_targets(batch, t)
-        self.popart.update_stats(targets, mask=torch.ones_like(targets, dtype=torch.bool))
-        if log is not None:
-            log["Min TD Target"], log["Max TD Target"] = extremes(targets)
-            self._log_values(log, q_values)
+    def _critic_error(self, t: Transitions, q_values: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the critics' bins against targets (1, n, 1, G, 1): (1, n, C, G, 1)."""
         critics: Any = self.critics
         loss: Tensor = critics.cross_entropy(t.q_dist, targets)[0]
         return loss
