@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from amago import kernels
 from amago.kernels.scan import op
 
-BACKENDS = ["eager", "torch"]
+BACKENDS = ["eager", "torch", "cpp"]
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 
 
@@ -136,7 +136,8 @@ def test_only_the_gradients_that_are_asked_for_are_needed():
         for backend in BACKENDS:
             out = kernels.selective_scan(**{**inputs, name: leaf}, delta_softplus=True, backend=backend)
             grads.append(torch.autograd.grad(out.square().sum(), leaf)[0])
-        torch.testing.assert_close(*grads)
+        for other in grads[1:]:
+            torch.testing.assert_close(other, grads[0])
 
 
 def test_a_loss_of_the_last_state_alone_has_gradients():
@@ -151,8 +152,9 @@ def test_a_loss_of_the_last_state_alone_has_gradients():
         return kernels.selective_scan(**inputs, C=C, **options)[1]
 
     grads = [gradients(functools.partial(last, backend), inputs) for backend in BACKENDS]
-    for eager, chunked in zip(*grads, strict=True):
-        torch.testing.assert_close(eager, chunked)
+    for eager, *others in zip(*grads, strict=True):
+        for other in others:
+            torch.testing.assert_close(eager, other)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -325,7 +327,7 @@ def test_compilers_take_it_as_one_operation():
         torch.testing.assert_close(mine, wanted)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["eager", "torch"])
 def test_shapes_are_known_without_data(backend):
     inputs = {name: x.to("meta") for name, x in random_inputs(dtype=torch.bfloat16).items()}
     y, last = kernels.selective_scan(**inputs, return_last_state=True, backend=backend)
@@ -378,7 +380,7 @@ def test_backends_are_listed():
         ({"A": torch.zeros(3, 4, dtype=torch.complex64)}, r"A must be real .*got torch.complex64"),
         ({"D": torch.zeros(3, device="meta")}, "D must be on cpu like u, got meta"),
         ({"initial_state": torch.zeros(3, 4)}, r"initial_state must be \(2, 3, 4\).*got \(3, 4\)"),
-        ({"backend": "cuda"}, "backend must be 'auto' or one of .*got 'cuda'"),
+        ({"backend": "tpu"}, "backend must be 'auto' or one of .*got 'tpu'"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message):

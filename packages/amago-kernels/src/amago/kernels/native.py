@@ -11,8 +11,10 @@ from amago.kernels.compile import PACKAGE, Extension
 
 TWO_HOT = Extension("amago_two_hot", (PACKAGE / "two_hot" / "csrc" / "two_hot.cpp",))
 ATTENTION_STEP = Extension("amago_attention_step", (PACKAGE / "attention" / "csrc" / "attention_step.cpp",))
+SELECTIVE_SCAN = Extension("amago_selective_scan", (PACKAGE / "scan" / "csrc" / "selective_scan.cpp",))
+STEP_PROGRAM = Extension("amago_step_program", (PACKAGE / "step_program" / "csrc" / "step_program.cpp",))
 
-EXTENSIONS = (TWO_HOT, ATTENTION_STEP)
+EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, STEP_PROGRAM)
 
 DTYPES = {
     torch.float32: "float32",

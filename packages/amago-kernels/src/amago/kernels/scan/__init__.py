@@ -11,31 +11,29 @@ import torch
 from torch import Tensor
 
 from amago.kernels.backends import Backend, Implementation, choose, register
-from amago.kernels.scan import external, fast, reference
+from amago.kernels.native import SELECTIVE_SCAN
+from amago.kernels.scan import external, fast, native, reference
 from amago.kernels.scan.precision import full_precision
 
 __all__ = ["selective_scan", "selective_scan_step"]
-
-
-def _anything(*_: object, **__: object) -> list[str]:
-    """The implementation supports every call."""
-    return []
 
 
 register(
     "selective_scan",
     [
         Implementation(Backend.MAMBA_SSM, external.scan, external.scan_unsupported, external.MambaSsm()),
-        Implementation(Backend.TORCH, fast.scan, _anything),
-        Implementation(Backend.EAGER, reference.scan, _anything),
+        Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN),
+        Implementation(Backend.TORCH, fast.scan),
+        Implementation(Backend.EAGER, reference.scan),
     ],
 )
 register(
     "selective_scan_step",
     [
         Implementation(Backend.MAMBA_SSM, external.step, external.step_unsupported, external.MambaSsm()),
+        Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN),
         Implementation(Backend.TORCH, fast.step, fast.step_unsupported),
-        Implementation(Backend.EAGER, reference.step, _anything),
+        Implementation(Backend.EAGER, reference.step),
     ],
 )
 
@@ -137,7 +135,7 @@ def selective_scan(
         delta_softplus: softplus makes `delta` positive.
         initial_state: h_0 (B, d, n), zeros by default.
         return_last_state: also return h_L (B, d, n).
-        backend: "eager", "torch", "mamba_ssm", or None / "auto" for the first that can run the call.
+        backend: "eager", "torch", "cpp", "mamba_ssm", or None / "auto" for the first that can run the call.
 
     Returns:
         y (B, d, L) in the dtype of u; with `return_last_state` a tuple of it and the last state. Both carry
@@ -200,7 +198,7 @@ def selective_scan_step(
         B, C: (B, n).
         D, delta_bias: (d,).
         delta_softplus: softplus makes `delta` positive.
-        backend: "eager", "torch" (without gradients), "mamba_ssm" (the same), or None / "auto" for the first
+        backend: "eager", "torch", "cpp" and "mamba_ssm" (these without gradients), or None / "auto" for the first
             that can run the call.
 
     Returns:

@@ -5,6 +5,8 @@ Shapes: B rows, d channels, n states per channel, L timesteps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from amago.kernels.scan import recurrence
 from amago.kernels.scan.op import selective_recurrence
 from amago.kernels.scan.precision import computing_dtype, needs_gradient
 from amago.kernels.scan.reference import skip_and_gate, step_size
+
+Recurrence = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,8 +37,15 @@ def scan(
     delta_softplus: bool,
     initial_state: Tensor | None,
     return_last_state: bool,
+    traced: Recurrence = selective_recurrence,
+    plain: Recurrence = recurrence.forward,
 ) -> tuple[Tensor, Tensor | None]:
-    """The chunked recurrence of `recurrence`; the backward pass computes most states again."""
+    """The chunked recurrence of `recurrence`; the backward pass computes most states again.
+
+    Args:
+        traced: computes the recurrence where autograd or a compiler follows.
+        plain: computes it where nobody does.
+    """
     dtype = computing_dtype(u, delta, A, B, C, D, z, delta_bias, initial_state)
     inputs = _channels_last(u, dtype)
     steps = step_size(_channels_last(delta, dtype), delta_bias, delta_softplus).to(dtype)
@@ -51,9 +62,9 @@ def scan(
         state,
     )
     if needs_gradient(*arguments) or torch.compiler.is_compiling():
-        y, last, _ = selective_recurrence(*arguments)
+        y, last, _ = traced(*arguments)
     else:
-        y, last, _ = recurrence.forward(*arguments, save=False)
+        y, last, _ = plain(*arguments, save=False)
     gate = None if z is None else _channels_last(z, dtype)
     y = skip_and_gate(y, inputs, D, gate).to(u.dtype)
     return y.permute(1, 2, 0), last.transpose(1, 2)

@@ -1,0 +1,184 @@
+"""The recurrence in C++ on the CPU: csrc/selective_scan.cpp behind torch custom operators.
+
+Shapes as in `recurrence`: L timesteps, B rows, d channels, n states per channel; K chunks, M blocks of channels.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amago.kernels.native import DTYPES, SELECTIVE_SCAN, operand
+from amago.kernels.scan import fast
+from amago.kernels.scan.precision import computing_dtype
+from amago.kernels.scan.recurrence import CHUNK, num_chunks
+from amago.kernels.scan.reference import skip_and_gate, step_size
+
+_Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def unsupported(u: Tensor, *_: object, **__: object) -> list[str]:
+    """Why the call cannot run: tensors elsewhere than on the CPU."""
+    return [] if u.device.type == "cpu" else [f"it computes on the CPU, and u is on {u.device}"]
+
+
+def step_unsupported(state: Tensor, u: Tensor, *tensors: Tensor, **options: Any) -> list[str]:
+    """The same, and the step has no gradient."""
+    return unsupported(u) + fast.step_unsupported(state, u, *tensors, **options)
+
+
+def _sizes(u: Tensor, A: Tensor) -> tuple[str, int, int, int, int, int]:
+    """What both kernels take first: dtype, L, B, d, n, timesteps of a chunk."""
+    return (DTYPES[u.dtype], *u.shape, A.shape[0], CHUNK)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x with its last axis dense."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def forward(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`recurrence.forward`; A and the initial state are contiguous, the other tensors in their last axis."""
+    y = torch.empty(u.shape, dtype=u.dtype)
+    last = torch.empty(initial_state.shape, dtype=u.dtype)
+    starts = torch.empty((num_chunks(u.shape[0]) if save else 0, *initial_state.shape), dtype=u.dtype)
+    SELECTIVE_SCAN.load().forward(
+        *_sizes(u, A),
+        operand(u),
+        operand(delta),
+        A.data_ptr(),
+        operand(B),
+        operand(C),
+        initial_state.data_ptr(),
+        y.data_ptr(),
+        last.data_ptr(),
+        starts.data_ptr() if save else 0,
+        torch.get_num_threads(),
+    )
+    return y, last, starts
+
+
+def _recurrence(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`forward` with the states that its backward pass needs."""
+    return forward(u, delta, A, B, C, initial_state, save=True)
+
+
+scan_recurrence = torch.library.custom_op(
+    "amago_kernels::selective_scan", _recurrence, mutates_args=(), device_types="cpu"
+)
+
+
+@scan_recurrence.register_fake
+def _(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    starts = u.new_empty((num_chunks(u.shape[0]), *initial_state.shape))
+    return u.new_empty(u.shape), u.new_empty(initial_state.shape), starts
+
+
+@torch.library.custom_op("amago_kernels::selective_scan_backward", mutates_args=(), device_types="cpu")
+def scan_recurrence_backward(
+    grad_y: Tensor,
+    grad_last: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    starts: Tensor,
+) -> _Gradients:
+    """`recurrence.backward`."""
+    _, rows, channels = u.shape
+    kernels = SELECTIVE_SCAN.load()
+    blocks = -(-channels // kernels.BLOCK)
+    shapes = (u.shape, u.shape, (rows, *A.shape), (blocks, *B.shape), (blocks, *B.shape), starts.shape[1:])
+    grads = [torch.empty(shape, dtype=u.dtype) for shape in shapes]
+    grad_y, grad_last = _dense(grad_y), grad_last.contiguous()
+    kernels.backward(
+        *_sizes(u, A),
+        operand(grad_y),
+        grad_last.data_ptr(),
+        operand(u),
+        operand(delta),
+        A.data_ptr(),
+        operand(B),
+        operand(C),
+        starts.data_ptr(),
+        *(grad.data_ptr() for grad in grads),
+        torch.get_num_threads(),
+    )
+    grad_u, grad_delta, grad_A, grad_B, grad_C, grad_initial = grads
+    return grad_u, grad_delta, grad_A.sum(0), grad_B.sum(0), grad_C.sum(0), grad_initial
+
+
+@scan_recurrence_backward.register_fake
+def _(
+    grad_y: Tensor,
+    grad_last: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    starts: Tensor,
+) -> _Gradients:
+    shapes = (u.shape, u.shape, A.shape, B.shape, C.shape, starts.shape[1:])
+    grad_u, grad_delta, grad_A, grad_B, grad_C, grad_initial = (u.new_empty(shape) for shape in shapes)
+    return grad_u, grad_delta, grad_A, grad_B, grad_C, grad_initial
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], output[2])
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> _Gradients:
+    u, *_rest, starts = ctx.saved_tensors
+    grad_y = torch.zeros_like(u) if grad_y is None else grad_y
+    grad_last = torch.zeros_like(starts[0]) if grad_last is None else grad_last
+    gradients: _Gradients = scan_recurrence_backward(grad_y, grad_last, *ctx.saved_tensors)
+    return gradients
+
+
+scan_recurrence.register_autograd(_backward, setup_context=_save_for_backward)
+
+scan = functools.partial(fast.scan, traced=scan_recurrence, plain=forward)
+
+
+def step(
+    state: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `amago.kernels.selective_scan_step`: a sequence of one timestep."""
+    dtype = computing_dtype(state, u, delta, A, B, C, D, z, delta_bias)
+    inputs = u.to(dtype)
+    arguments = (
+        _dense(inputs).unsqueeze(0),
+        _dense(step_size(delta.to(dtype), delta_bias, delta_softplus)).unsqueeze(0),
+        A.to(dtype).t().contiguous(),
+        _dense(B.to(dtype)).unsqueeze(0),
+        _dense(C.to(dtype)).unsqueeze(0),
+        state.to(dtype).transpose(1, 2).contiguous(),
+    )
+    if torch.compiler.is_compiling():
+        y, last, _ = scan_recurrence(*arguments)
+    else:
+        y, last, _ = forward(*arguments, save=False)
+    return skip_and_gate(y[0], inputs, D, z).to(u.dtype), last.transpose(1, 2)
