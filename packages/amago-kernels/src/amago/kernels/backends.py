@@ -37,6 +37,11 @@ class Requirement(Protocol):
         """Why it cannot run here, after all that getting it ready takes (a build, the first time)."""
 
 
+def _no_reasons(*_: object, **__: object) -> list[str]:
+    """Of an implementation that runs every call."""
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Implementation:
     """One backend of one operation.
@@ -44,13 +49,14 @@ class Implementation:
     Args:
         backend: its name.
         run: the implementation itself; takes what the operation takes.
-        unsupported: given the same arguments, the reasons why it cannot run them; none if it can.
+        unsupported: given the same arguments, the reasons why it cannot run them; none, and always none by
+            default, if it can.
         needs: what it needs of the machine; got ready by the first call that it supports.
     """
 
     backend: Backend
     run: Callable[..., Any]
-    unsupported: Callable[..., list[str]]
+    unsupported: Callable[..., list[str]] = _no_reasons
     needs: Requirement | None = None
 
     def missing(self) -> list[str]:

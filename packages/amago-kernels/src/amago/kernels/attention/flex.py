@@ -17,12 +17,6 @@ from amago.kernels.attention.mods import MaskMod, ScoreMod, as_options
 from amago.kernels.attention.plain import attention, attention_step
 from amago.kernels.backends import Backend, Implementation, choose, register
 
-
-def _anything(*_: object, **__: object) -> list[str]:
-    """The written-out implementation supports every call."""
-    return []
-
-
 register(
     "flex_attention",
     [
@@ -30,14 +24,14 @@ register(
             Backend.FLEX, flex_torch.flex_attention, flex_torch.unsupported, flex_torch.CudaAndTriton()
         ),
         Implementation(Backend.SDPA, flex_dense.sdpa_attention, flex_dense.sdpa_unsupported),
-        Implementation(Backend.EAGER, flex_dense.attention, _anything),
+        Implementation(Backend.EAGER, flex_dense.attention),
     ],
 )
 register(
     "flex_attention_step",
     [
         Implementation(Backend.SDPA, flex_dense.sdpa_step, flex_dense.sdpa_unsupported),
-        Implementation(Backend.EAGER, flex_dense.step, _anything),
+        Implementation(Backend.EAGER, flex_dense.step),
     ],
 )
 

@@ -16,11 +16,6 @@ from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import ATTENTION_STEP
 
 
-def _anything(*_: object, **__: object) -> list[str]:
-    """The eager implementation supports every call."""
-    return []
-
-
 def _sdpa_step_unsupported(*_: object, **options: object) -> list[str]:
     """The limits of the whole-sequence form hold for the step as well."""
     return sdpa.unsupported(**options)
@@ -33,7 +28,7 @@ register(
         Implementation(
             Backend.FLEX, flex_torch.attention, flex_torch.unsupported, flex_torch.CudaAndTriton()
         ),
-        Implementation(Backend.EAGER, reference.attention, _anything),
+        Implementation(Backend.EAGER, reference.attention),
     ],
 )
 register(
@@ -41,7 +36,7 @@ register(
     [
         Implementation(Backend.CPP, native.attention_step, native.unsupported, needs=ATTENTION_STEP),
         Implementation(Backend.SDPA, step.sdpa_step, _sdpa_step_unsupported),
-        Implementation(Backend.EAGER, step.eager_step, _anything),
+        Implementation(Backend.EAGER, step.eager_step),
     ],
 )
 
