@@ -4,9 +4,11 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import gymnasium as gym
@@ -67,8 +69,8 @@ def four(phase: str, fail, **kwargs) -> list:
     ]
 
 
-def use(make_envs) -> None:
-    env = make_vector_env(make_envs, env_mode="async", envs_per_worker=2)
+def use(make_envs, **kwargs) -> None:
+    env = make_vector_env(make_envs, env_mode="async", envs_per_worker=2, **kwargs)
     env.reset()
     env.step(ACTIONS)
 
@@ -109,8 +111,79 @@ def test_an_exception_arrives_with_the_environment_the_action_and_the_worker_s_t
 @pytest.mark.parametrize(("fail", "how"), [(die, "exit code 3"), (kill_itself, "killed by SIGKILL")])
 def test_a_worker_that_dies_without_a_word_is_reported_and_all_others_end(phase, fail, how):
     before = traces_left()
-    with pytest.raises(EnvWorkerError, match=f"environments 2 to 3 died without a word \\({how}\\)"):
+    names = "not made yet" if phase == "making" else "'healthy', 'frail'"
+    doing = {"making": "making its environments", "reset": "resetting", "step": "stepping"}[phase]
+    message = f"environments 2 to 3 ({names}) died without a word while {doing} ({how})"
+    with pytest.raises(EnvWorkerError, match=re.escape(message)):
         use(four(phase, fail))
+    assert traces_left() == before
+
+
+def wait_for_nothing():
+    threading.Event().wait()
+
+
+def hang_in_compiled_code():
+    os.read(os.pipe()[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "doing"),
+    [
+        (
+            "making",
+            "environments 2 to 3 (not made yet) has not answered for 0.5 s while making its environments.",
+        ),
+        ("reset", "environments 2 to 3 ('healthy', 'frail') has not answered for 0.5 s while resetting."),
+        ("step", "('healthy', 'frail') has not answered for 0.5 s while stepping with actions [[0], [1]]."),
+    ],
+)
+@pytest.mark.parametrize("fail", [wait_for_nothing, hang_in_compiled_code])
+def test_a_worker_that_hangs_is_reported_with_where_it_is_and_ended(phase, doing, fail):
+    before = traces_left()
+    with pytest.raises(EnvWorkerError, match=re.escape(doing)) as raised:
+        use(four(phase, fail), env_timeout=0.5)
+    assert f" in {fail.__name__}\n" in str(raised.value)
+    assert "_exit_with_parent" not in str(raised.value)
+    raised = None
+    assert traces_left() == before
+
+
+def test_a_worker_that_was_stopped_is_reported_and_ended():
+    before = set(multiprocessing.active_children())
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=4, env_timeout=0.5)
+    env.reset()
+    (worker,) = set(multiprocessing.active_children()) - before
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(EnvWorkerError, match="does not react to signals"):
+        env.step(ACTIONS)
+    assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match=r"env_timeout must be at least 0\.001 seconds, or None"):
+        make_vector_env(four("never", None), env_mode="async", env_timeout=seconds)
+
+
+class SlowStep(Failing):
+    """Interrupts the main process as Ctrl-C does in the middle of its step, and then takes its time."""
+
+    def step(self, action):
+        os.kill(os.getppid(), signal.SIGINT)
+        threading.Event().wait(0.2)
+        return super().step(action)
+
+
+def test_a_step_that_was_interrupted_closes_the_environments_so_that_no_answer_is_taken_for_another():
+    before = traces_left()
+    env = make_vector_env([lambda: AMAGOEnv(SlowStep(), "slow")], env_mode="async")
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(ACTIONS[:1])
+    with pytest.raises(RuntimeError, match="closed"):
+        env.reset()
+    del env
     assert traces_left() == before
 
 
@@ -212,6 +285,45 @@ def test_workers_end_with_the_main_process_however_it_ends(ending):
     )
     assert done.stdout == "stepped\n"
     assert "Exception ignored" not in done.stderr
+
+
+INTERRUPTED = """
+import numpy as np
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.vector import make_vector_env
+
+def make_lake():
+    return AMAGOEnv(MetaFrozenLake(3), "lake")
+
+if __name__ == "__main__":
+    env = make_vector_env([make_lake] * 4, env_mode="async", envs_per_worker=2, mp_context="{method}")
+    env.reset()
+    env.step(np.zeros((4, 1), np.int64))
+    print("stepped", flush=True)
+    while True:
+        env.step(np.zeros((4, 1), np.int64))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_ctrl_c_ends_all_processes_with_one_keyboard_interrupt(method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.format(method=method))
+    program = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout.readline() == "stepped\n"
+    os.killpg(program.pid, signal.SIGINT)  # as the terminal does: to the workers too
+    out, err = program.communicate(timeout=30)  # returns when no process holds the pipes any more
+    assert out == ""
+    assert program.returncode == -signal.SIGINT
+    assert err.count("KeyboardInterrupt") == 1
+    assert err.count("Traceback") == 1
 
 
 class CountingConnection:

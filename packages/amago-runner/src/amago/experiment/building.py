@@ -83,6 +83,7 @@ def build_environments(
         role="env" if training else "eval",
         mp_context=arguments.async_env_mp_context,
         envs_per_worker=arguments.envs_per_worker,
+        env_timeout=arguments.env_timeout,
     )
     if vector_env.num_envs != arguments.parallel_actors:
         rows = vector_env.num_envs

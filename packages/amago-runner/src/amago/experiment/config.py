@@ -100,6 +100,8 @@ class ExperimentArguments:
         resume: `start()` continues from the run's last checkpoint.
         compile: compile the agent's loss; "auto" does on CUDA.
         envs_per_worker: environments in one worker process of env_mode "async"; None chooses.
+        env_timeout: seconds that a worker process may take to make, reset or step its environments before that is
+            an error; None waits forever.
         callbacks: watchers, see `amago.experiment.callbacks`.
         dset_root, dset_name, dset_max_size: the DiskTrajDataset to make if no dataset is given.
         data_timeout: seconds that a process which collects nothing waits for its dataset to become ready.
@@ -158,6 +160,7 @@ class ExperimentArguments:
     resume: bool = False
     compile: bool | str = "auto"
     envs_per_worker: int | None = None
+    env_timeout: float | None = 600.0
     callbacks: Sequence[Callback] = ()
     dset_root: str | os.PathLike[str] | None = None
     dset_name: str | None = None
@@ -304,6 +307,8 @@ class ExperimentArguments:
         _check_number("grad_clip", self.grad_clip)
         _check_number("l2_coeff", self.l2_coeff, zero=True)
         _check_number("data_timeout", self.data_timeout, zero=True)
+        if self.env_timeout is not None:
+            _check_number("env_timeout", self.env_timeout)
         _check_number("traj_save_len", self.traj_save_len)
         if self.traj_save_len < self.max_seq_len:
             raise ValueError(

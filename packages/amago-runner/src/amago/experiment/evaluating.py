@@ -138,10 +138,12 @@ class EvaluatedExperiment(CheckpointedExperiment):
         rollout.reset()
         if hidden_state is not None:
             rollout.hidden_state = hidden_state
-        with self._streams.evaluating(self._streams.next_test()):
-            rollout.run(timesteps=timesteps, episodes=episodes, sample=sample, render=render)
-        if recorder is not None:
-            recorder.close()
+        try:
+            with self._streams.evaluating(self._streams.next_test()):
+                rollout.run(timesteps=timesteps, episodes=episodes, sample=sample, render=render)
+        finally:
+            if recorder is not None:
+                recorder.close()
         return rollout.hidden_state, rollout.stats
 
     def _evaluate(

@@ -4,7 +4,8 @@
 - `buffers`: the arrays that everything is written into, shared or not
 - `group`: steps a few environments and writes their rows
 - `self_resetting`: what is special about environments that reset themselves
-- `base`, `sync`, `async_env`, `worker`: the vector environments and the worker process
+- `hanging`: workers that do not answer
+- `base`, `sync`, `async_env`, `worker`, `processes`: the vector environments and the worker processes
 - `factory`: chooses between them
 """
 

@@ -6,11 +6,9 @@ closing, a failed start, garbage collection and the interpreter's exit all end t
 """
 
 import mmap
-import multiprocessing
 import os
 import pickle
 import signal
-import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing import reduction
@@ -23,9 +21,10 @@ from amago.envs.vector.base import BufferedVectorEnv
 from amago.envs.vector.buffers import StepArrays, block_size, carve, layout, open_shared_block
 from amago.envs.vector.configuration import bindings_for_workers
 from amago.envs.vector.group import ExplorationSetup, GroupSpec, MakeEnv, StepNotes, common_spec
+from amago.envs.vector.hanging import limit_waiting, stack_of
+from amago.envs.vector.processes import CLOSE_SECONDS, cannot_be_sent, end_workers
 from amago.envs.vector.types import EnvWorkerError, ExplorationState, PolicyInput, VectorStep
 from amago.envs.vector.worker import (
-    CLOSE,
     GET_EXPLORATION,
     RENDER,
     RESET,
@@ -38,9 +37,6 @@ from amago.envs.vector.worker import (
 )
 from amago.hindsight.timestep import Array
 
-CLOSE_SECONDS = 5.0  # for environments to close by themselves
-TERMINATE_SECONDS = 1.0
-
 
 class AsyncVectorEnv(BufferedVectorEnv):
     """A `VectorEnv` over worker processes.
@@ -50,6 +46,7 @@ class AsyncVectorEnv(BufferedVectorEnv):
         exploration: wrapped around each environment.
         context: how processes start; those that inherit nothing receive gin's bindings.
         seed, rank, role: name the random streams of the environments.
+        env_timeout: seconds after which a worker that does not answer is reported and ended; None waits forever.
 
     Raises:
         EnvWorkerError: if an environment cannot be made.
@@ -65,26 +62,38 @@ class AsyncVectorEnv(BufferedVectorEnv):
         seed: int | None,
         rank: int,
         role: str,
+        env_timeout: float | None = None,
     ) -> None:
+        self._env_timeout = env_timeout
+        self._doing = "making its environments"
         self._envs_per_group = [len(group) for group in groups]
         gin_bindings = [] if context.get_start_method() == "fork" else bindings_for_workers()
         self._has_exploration = exploration.wrapper_type is not None
         self._conns: list[Connection] = []
+        self._traces: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._closed = False
         # Holds no reference to self, so it also runs when this object is collected; at exit it runs in any
         # case.
-        self._finalizer = weakref.finalize(self, _end_workers, self._conns, self._processes, os.getpid())
+        self._finalizer = weakref.finalize(
+            self, end_workers, self._conns, self._traces, self._processes, os.getpid()
+        )
         try:
             first_index = 0
             for group in groups:
+                trace, workers_trace = context.Pipe(duplex=False)
+                self._traces.append(trace)
                 setup = WorkerSetup(
                     make_envs=group,
                     first_index=first_index,
                     exploration=exploration,
+                    trace=workers_trace,
                     gin_bindings=gin_bindings,
                 )
-                self._start_worker(context, setup)
+                try:
+                    self._start_worker(context, setup)
+                finally:
+                    workers_trace.close()
                 first_index += len(group)
             specs: list[GroupSpec] = [self._receive(i) for i in range(len(groups))]
             spec = common_spec(specs, 0)
@@ -96,7 +105,7 @@ class AsyncVectorEnv(BufferedVectorEnv):
     def _start_worker(self, context: BaseContext, setup: WorkerSetup) -> None:
         ours, theirs = context.Pipe()
         # Spawned processes receive only what they are sent, so there is nothing to close in them.
-        inherited = (*self._conns, ours) if context.get_start_method() == "fork" else ()
+        inherited = (*self._conns, *self._traces, ours) if context.get_start_method() == "fork" else ()
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=worker_main,
             args=(theirs, inherited, setup),
@@ -104,11 +113,12 @@ class AsyncVectorEnv(BufferedVectorEnv):
             daemon=True,
         )
         self._conns.append(ours)
+        limit_waiting(ours, self._env_timeout)
         try:
             process.start()
             self._processes.append(process)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise _unpicklable(setup, context, error) from error
+            raise cannot_be_sent(setup, context, error) from error
         finally:
             # Only the worker may hold its end: its death then shows as the end of the pipe.
             theirs.close()
@@ -135,27 +145,40 @@ class AsyncVectorEnv(BufferedVectorEnv):
     def reset(self, seed: int | None = None) -> PolicyInput:
         self._check_open()
         seeds = self._seeds(seed)
-        for i, part in enumerate(self._split(seeds)):
-            self._send(i, RESET + pickle.dumps(part))
+        self._doing = "resetting"
         names: list[str] = []
-        for i in range(len(self._conns)):
-            names += self._receive(i)
+        try:
+            for i, part in enumerate(self._split(seeds)):
+                self._send(i, RESET + pickle.dumps(part))
+            for i in range(len(self._conns)):
+                names += self._receive(i)
+        except BaseException:
+            # As in step.
+            self.close()
+            raise
         return self._after_reset(names)
 
     def step(self, actions: Array) -> VectorStep:
         self._check_actions(actions)
         self._arrays.policy_actions[...] = actions
-        for i in range(len(self._conns)):
-            self._send(i, STEP)
+        self._doing = "stepping"
         notes: list[tuple[int, StepNotes]] = []
-        for i, first_row in enumerate(self._first_rows):
-            note = self._receive(i)
-            if note is not None:
-                notes.append((first_row, note))
+        try:
+            for i in range(len(self._conns)):
+                self._send(i, STEP)
+            for i, first_row in enumerate(self._first_rows):
+                note = self._receive(i)
+                if note is not None:
+                    notes.append((first_row, note))
+        except BaseException:
+            # Interrupted between question and answer, the next call would take this step's answers for its own.
+            self.close()
+            raise
         return self._read_step(notes)
 
     def render(self) -> None:
         self._check_open()
+        self._doing = "rendering"
         self._send(0, RENDER)
         self._receive(0)
 
@@ -200,6 +223,8 @@ class AsyncVectorEnv(BufferedVectorEnv):
         """The answer of a worker, None if it is empty; closes all and raises EnvWorkerError if it failed."""
         try:
             message = self._conns[worker].recv_bytes()
+        except BlockingIOError:
+            raise self._hangs(worker) from None
         except (EOFError, OSError):
             raise self._died(worker) from None
         answer = pickle.loads(message) if message else None
@@ -211,68 +236,43 @@ class AsyncVectorEnv(BufferedVectorEnv):
             f"Traceback of the worker process:\n{answer.worker_traceback}"
         )
 
+    def _hangs(self, worker: int) -> EnvWorkerError:
+        doing = self._doing
+        if doing == "stepping":
+            rows = slice(*[*self._first_rows, None][worker : worker + 2])
+            doing += f" with actions {self._arrays.policy_actions[rows].tolist()}"
+        process = self._processes[worker]
+        stack = stack_of(process, self._traces[worker])
+        # It would not end by itself either.
+        process.kill()
+        message = (
+            f"the worker process of {self._whose(worker)} has not answered for {self._env_timeout:g} s while "
+            f"{doing}. If that may take longer, set env_timeout. Where it was, most recent call first:\n\n"
+            + stack
+        )
+        self.close()
+        return EnvWorkerError(message)
+
+    def _whose(self, worker: int) -> str:
+        """The numbers and names of a worker's environments."""
+        first = sum(self._envs_per_group[:worker])
+        last = first + self._envs_per_group[worker] - 1
+        numbers = f"environment {first}" if first == last else f"environments {first} to {last}"
+        names = []
+        if hasattr(self, "env_names"):
+            first_row = sum(self._rows_per_env[:first])
+            names = self.env_names[first_row : first_row + sum(self._rows_per_env[first : last + 1])]
+        return f"{numbers} ({', '.join(map(repr, dict.fromkeys(names))) or 'not made yet'})"
+
     def _died(self, worker: int) -> EnvWorkerError:
         process = self._processes[worker]
         process.join(CLOSE_SECONDS)
         code = process.exitcode
-        first = sum(self._envs_per_group[:worker])
-        last = first + self._envs_per_group[worker] - 1
         how = f"exit code {code}"
         if code is not None and code < 0:
             how = f"killed by {signal.Signals(-code).name}"
-        names = sorted(set(getattr(self, "env_names", ())))
+        whose = self._whose(worker)
         self.close()
         return EnvWorkerError(
-            f"the worker process of environments {first} to {last} died without a word ({how}); "
-            f"environment names: {', '.join(names) or 'not known yet'}"
+            f"the worker process of {whose} died without a word while {self._doing} ({how})"
         )
-
-
-def _unpicklable(setup: WorkerSetup, context: BaseContext, error: Exception) -> ValueError:
-    method = context.get_start_method()
-    for i, make_env in enumerate(setup.make_envs):
-        try:
-            pickle.dumps(make_env)
-        except Exception:
-            name = getattr(make_env, "__qualname__", repr(make_env))
-            return ValueError(
-                f"the callable of environment {setup.first_index + i}, {name!r}, cannot be sent to a process "
-                f"started by {method!r}: use a function at the top level of a module (functools.partial of one "
-                "included) in place of a lambda or an inner function, or mp_context='fork'"
-            )
-    return ValueError(f"the environments cannot be sent to a process started by {method!r}: {error}")
-
-
-def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: int) -> None:
-    """Asks all workers to end, waits for them, and ends those by force that do not."""
-    # A process forked from the owner holds copies of these objects, but the workers are not its own.
-    if os.getpid() != owner:
-        return
-    for conn in conns:
-        try:
-            conn.send_bytes(CLOSE)
-        except OSError:
-            continue
-    deadline = time.monotonic() + CLOSE_SECONDS
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-            process.join(TERMINATE_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
-    for conn in conns:
-        conn.close()
-
-
-def default_context(name: str | None) -> BaseContext:
-    """The multiprocessing context of that name; None is "fork" where there is one, as people pass lambdas."""
-    methods = multiprocessing.get_all_start_methods()
-    if name is None:
-        name = "fork" if "fork" in methods else methods[0]
-    if name not in methods:
-        raise ValueError(f"mp_context must be one of {', '.join(methods)}, got {name!r}")
-    return multiprocessing.get_context(name)

@@ -1,16 +1,19 @@
 """`make_vector_env`: one function for every way of stepping environments together."""
 
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from amago.envs.registry import did_you_mean
-from amago.envs.vector.async_env import AsyncVectorEnv, default_context
+from amago.envs.vector.async_env import AsyncVectorEnv
 from amago.envs.vector.group import ExplorationSetup, MakeEnv
+from amago.envs.vector.processes import default_context
 from amago.envs.vector.sync import SyncVectorEnv
 from amago.envs.vector.types import VectorEnv
 
+ENV_TIMEOUT = 600.0  # seconds
 ENV_MODES = ("sync", "async", "already_vectorized")
 
 
@@ -24,6 +27,7 @@ def make_vector_env(
     role: str = "env",
     mp_context: str | None = None,
     envs_per_worker: int | None = None,
+    env_timeout: float | None = ENV_TIMEOUT,
 ) -> VectorEnv:
     """Environments that are stepped together.
 
@@ -38,9 +42,12 @@ def make_vector_env(
         mp_context: "fork", "spawn" or "forkserver" (async only); "fork" by default where there is one.
         envs_per_worker: environments in one process (async only); by default as many as spread them evenly
             over the processor cores.
+        env_timeout: seconds that a worker may take to make, reset or step its environments (async only); one that
+            takes longer is reported with what it was doing. None waits forever.
 
     Raises:
-        ValueError: for an unknown mode or context, no callables, or more than one for "already_vectorized".
+        ValueError: for an unknown mode or context, no callables, more than one for "already_vectorized", or a
+            timeout that is not above 0.
         EnvWorkerError: if an environment cannot be made in its worker.
     """
     make_envs = list(make_envs)
@@ -61,6 +68,10 @@ def make_vector_env(
     if env_mode != "async":
         return SyncVectorEnv(make_envs, exploration, seed=seed, rank=rank, role=role)
     context = default_context(mp_context)
+    if env_timeout is not None and not 0.001 <= env_timeout < math.inf:
+        raise ValueError(
+            f"env_timeout must be at least 0.001 seconds, or None to wait forever, got {env_timeout}"
+        )
     return AsyncVectorEnv(
         _spread(make_envs, envs_per_worker),
         exploration,
@@ -68,6 +79,7 @@ def make_vector_env(
         seed=seed,
         rank=rank,
         role=role,
+        env_timeout=env_timeout,
     )
 
 

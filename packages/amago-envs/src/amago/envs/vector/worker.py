@@ -24,6 +24,7 @@ import numpy as np
 from amago.envs.vector.buffers import Field, StepArrays, block_size, carve
 from amago.envs.vector.configuration import SentBinding, bind_received
 from amago.envs.vector.group import EnvGroup, ExplorationSetup, MakeEnv
+from amago.envs.vector.hanging import answer_with_stack
 from amago.hindsight.timestep import Array
 
 STEP, RESET, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = b"s", b"r", b"v", b"g", b"l", b"c"
@@ -38,12 +39,14 @@ class WorkerSetup:
         make_envs: one callable per environment of this worker.
         first_index: number of the first of them among all environments.
         exploration: wrapped around each of them.
+        trace: where the worker writes what it is doing when it is asked because it does not answer.
         gin_bindings: bound first, in processes that do not inherit the bindings of the main process.
     """
 
     make_envs: Sequence[MakeEnv]
     first_index: int
     exploration: ExplorationSetup
+    trace: Connection
     gin_bindings: Sequence[SentBinding] = ()
 
 
@@ -81,6 +84,7 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
+    answer_with_stack(setup.trace)
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     worker = _Worker(conn)
     try:
