@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.actor_critic.base import BaseActorHead, PolicyType
-from amago.nets.ff import MLP, Normalization
+from amago.nets.ff import MLP
+from amago.nets.normalization import Normalization
 from amago.nets.policy_dists import Discrete, TanhGaussian
 from amago.nets.utils import add_activation_log
 

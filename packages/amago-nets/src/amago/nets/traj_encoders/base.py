@@ -15,15 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.registry import Registry
-from amago.nets.traj_encoders.hidden_state import reset_rows, rows_that_ended
-
-__all__ = [
-    "TrajEncoder",
-    "get_traj_encoder_cls",
-    "list_registered_traj_encoders",
-    "register_traj_encoder",
-    "rows_that_ended",
-]
+from amago.nets.traj_encoders.hidden_state import reset_rows
 
 
 class TrajEncoder(nn.Module, ABC):

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
-from amago.nets.ff import FFBlock, LayerType, Normalization
+from amago.nets.ff import FFBlock, LayerType
 from amago.nets.linear import Linear, activated
+from amago.nets.normalization import Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
 

@@ -5,7 +5,7 @@ from typing import Any
 import gin
 from torch import Tensor, nn
 
-from amago.nets.ff import Normalization
+from amago.nets.normalization import Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log

@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.kernels import selective_scan, selective_scan_step
-from amago.nets.ff import Normalization
+from amago.kernels.backends import operations
+from amago.nets.normalization import Normalization
+from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log
 
-_BACKENDS = ("auto", "torch", "eager", "mamba_ssm")
+_BACKENDS = ("auto", *(implementation.backend.value for implementation in operations()["selective_scan"]))
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class Mamba(nn.Module):
         self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, gate: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs (B, I, L) of u (B, I, L), and the states after them if there were any before."""
-        A = -torch.exp(self.A_log.float() if self.A_log.dtype != torch.float64 else self.A_log)
+        A = -torch.exp(at_least_float32(self.A_log))
         skip, bias = self.D, self.dt_proj.bias
         if state is None:
             y = selective_scan(u, delta, A, B, C, skip, gate, bias, True, backend=self.backend)
@@ -190,7 +192,7 @@ class MambaTrajEncoder(TrajEncoder):
         expand: inner width of a layer in units of `d_model`.
         n_layers: number of layers.
         norm: normalisation before each layer and of the output, see `Normalization`.
-        backend: of the scan: "auto", or "torch", "eager" or "mamba_ssm" to insist on one.
+        backend: of the scan: "auto", or one of those of `amago.kernels.selective_scan` to insist on it.
 
     Raises:
         ValueError: for a size below 1 or an unknown backend.

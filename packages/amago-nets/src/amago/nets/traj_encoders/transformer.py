@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from amago.nets import transformer
-from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder, rows_that_ended
+from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
+from amago.nets.traj_encoders.hidden_state import rows_that_ended
 from amago.nets.utils import add_activation_log
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, NatureishCNN
-from amago.nets.ff import Normalization
+from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, as_obs_spec
 from amago.nets.tstep_encoders.augmentation import ShiftShareOfBatch, check_share

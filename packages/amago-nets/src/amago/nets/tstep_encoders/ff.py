@@ -10,8 +10,9 @@ import gin
 import torch
 from torch import Tensor
 
-from amago.nets.ff import MLP, Normalization
+from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
+from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim

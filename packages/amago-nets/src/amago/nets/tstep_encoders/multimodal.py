@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN
-from amago.nets.ff import MLP, Normalization
+from amago.nets.ff import MLP
+from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
