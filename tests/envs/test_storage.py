@@ -319,3 +319,65 @@ def test_a_full_disk_is_raised_and_leaves_nothing_behind(tmp_path, make_frozen, 
 
 def test_every_format_is_known_to_the_error_and_to_the_reader():
     assert list(storage.SAVE_FORMATS) == FORMATS
+
+
+def test_damage_inside_a_compressed_file_is_reported_as_corrupt(tmp_path, make_frozen):
+    path = save_trajectory(make_frozen(length=50), tmp_path / "x", "npz-compressed", "env")
+    raw = path.read_bytes()
+    for place in range(100, len(raw), 97):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x55]) + raw[place + 1 :])
+        try:
+            loaded = load_trajectory(path)
+        except CorruptTrajectoryError:
+            continue
+        assert_same(loaded, make_frozen(length=50))  # a spoilt date or extra field
+
+
+def test_damaged_headers_are_corrupt_and_never_another_error(tmp_path, make_frozen):
+    for save_as in FORMATS:
+        path = save_trajectory(make_frozen(length=5), tmp_path / "x", save_as, "env")
+        raw = path.read_bytes()
+        rng = np.random.default_rng(0)
+        for place in rng.integers(0, len(raw), 300):
+            path.write_bytes(raw[:place] + rng.bytes(2) + raw[place + 2 :])
+            for read in (load_trajectory, trajectory_length, lambda path: load_slice(path, 0, 2)):
+                try:
+                    read(path)
+                except (CorruptTrajectoryError, IndexError):
+                    continue
+
+
+def test_a_small_file_that_claims_to_hold_terabytes_is_corrupt(tmp_path, make_frozen):
+    arrays = make_frozen().to_dict()
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (8, 1000000000000), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array)
+        archive.writestr("_OBS_KEY_bomb.npy", b"\x93NUMPY\x01\x00\x76\x00" + header + bytes(10_000))
+    for read in (load_trajectory, lambda path: load_slice(path, 0, 1)):
+        with pytest.raises(CorruptTrajectoryError, match="claims"):
+            read(tmp_path / "x.npz")
+
+
+def test_a_pipe_or_folder_under_a_trajectory_name_is_corrupt_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    (tmp_path / "folder.traj").mkdir()
+    for name in ("pipe.npz", "folder.traj"):
+        with pytest.raises((CorruptTrajectoryError, IsADirectoryError)):
+            load_trajectory(tmp_path / name)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_any_order_and_of_the_other_byte_order_are_read(tmp_path, make_frozen, save):
+    frozen = make_frozen(length=7)
+    arrays = {
+        **frozen.to_dict(),
+        "rl2s": np.asfortranarray(frozen.rl2s),
+        "actions": frozen.actions.astype(">f4"),
+    }
+    save(tmp_path / "x.npz", **arrays)
+    assert_same(frozen, load_trajectory(tmp_path / "x.npz"))
+    part = load_slice(tmp_path / "x.npz", 2, 5)
+    np.testing.assert_array_equal(part.rl2s, frozen.rl2s[2:6])
+    np.testing.assert_array_equal(part.actions, frozen.actions[2:5])

@@ -13,13 +13,11 @@ import itertools
 import os
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_safetensors
 
 from amago.hindsight.filenames import (
@@ -29,8 +27,13 @@ from amago.hindsight.filenames import (
     strip_suffix,
     trajectory_filename,
 )
-from amago.hindsight.npz import holds_compressed, read_rows, stored_shapes
-from amago.hindsight.timestep import Array
+from amago.hindsight.layout import (
+    TRAJ_VERSION,
+    CorruptTrajectoryError,
+    PickledTrajectoryError,
+    opened_trajectory,
+    read_layout,
+)
 from amago.hindsight.trajectory import FrozenTraj
 
 __all__ = [
@@ -47,20 +50,10 @@ __all__ = [
 ]
 
 SAVE_FORMATS = {"npz": ".npz", "npz-compressed": ".npz", "traj": ".traj"}
-TRAJ_VERSION = "1"
-_TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
 UNFINISHED_SUFFIX = ".part"
 # A write takes seconds; an unfinished file that nobody has touched for so long belongs to a process that died.
 ABANDONED_SECONDS = 3600.0
 _write_numbers = itertools.count()
-
-
-class CorruptTrajectoryError(ValueError):
-    """The file is torn, damaged, or no trajectory."""
-
-
-class PickledTrajectoryError(CorruptTrajectoryError):
-    """The file is a pickle, which could run code when loaded and is therefore never read."""
 
 
 def save_suffix(save_as: str) -> str:
@@ -125,14 +118,15 @@ def load_trajectory(path: Path) -> FrozenTraj:
         PickledTrajectoryError: if it is a pickle.
         OSError: if it cannot be opened.
     """
-    with _reading(path) as read:
-        return FrozenTraj.from_dict(dict(read(None)))
+    with opened_trajectory(path) as file:
+        layout = read_layout(file, path)
+        return layout.read(file, 0, layout.length)
 
 
 def load_slice(path: Path, start: int, stop: int) -> FrozenTraj:
     """Reads transitions `start` to `stop`, and the timesteps `start` to `stop + 1` around them.
 
-    Only the slice is read from a .traj and from an uncompressed .npz.
+    Only the slice is read from a .traj and from an uncompressed .npz; a compressed one is inflated up to `stop`.
 
     Raises:
         IndexError: unless 0 <= start < stop <= T.
@@ -140,104 +134,14 @@ def load_slice(path: Path, start: int, stop: int) -> FrozenTraj:
     """
     if not 0 <= start < stop:
         raise IndexError(f"slice [{start}, {stop}) of {path.name} is empty or begins before the trajectory")
-    with _reading(path) as read:
-        return FrozenTraj.from_dict(dict(read((start, stop))))
+    with opened_trajectory(path) as file:
+        return read_layout(file, path).read(file, start, stop)
 
 
 def trajectory_length(path: Path) -> int:
-    """T, read from the file's header without its data; raises as `load_trajectory`."""
-    with _corruption_named(path):
-        if _suffix_of(path) == ".npz":
-            return int(stored_shapes(path)["rews"][0])
-        _refuse_pickle(path)
-        with safe_open(path, framework="numpy") as file:
-            return int(file.get_slice("rews").get_shape()[0])
-
-
-_Reader = Callable[[tuple[int, int] | None], Iterator[tuple[str, Array]]]
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[_Reader]:
-    with _corruption_named(path):
-        if _suffix_of(path) == ".npz":
-            yield lambda part: _read_npz(path, part)
-        else:
-            _refuse_pickle(path)
-            yield lambda part: _read_traj(path, part)
-
-
-@contextlib.contextmanager
-def _corruption_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except CorruptTrajectoryError:
-        raise
-    except (
-        zipfile.BadZipFile,
-        zipfile.LargeZipFile,
-        SafetensorError,
-        ValueError,
-        KeyError,
-        EOFError,
-    ) as error:
-        raise CorruptTrajectoryError(f"{path} is torn, damaged or no trajectory file: {error}") from error
-
-
-def _suffix_of(path: Path) -> str:
-    if path.suffix not in SAVE_FORMATS.values():
-        raise ValueError(f"the ending {path.suffix!r} is neither .npz nor .traj")
-    return path.suffix
-
-
-def _rows_of(name: str, part: tuple[int, int], rows: int) -> tuple[int, int]:
-    start, stop = part
-    last = stop if name in _TRANSITION_ARRAYS else stop + 1
-    if last > rows:
-        raise IndexError(f"slice [{start}, {stop}) needs {last} rows of {name}, and the file holds {rows}")
-    return start, last
-
-
-def _read_npz(path: Path, part: tuple[int, int] | None) -> Iterator[tuple[str, Array]]:
-    if part is None or holds_compressed(path):
-        # numpy leaves a file open that it opened itself and then finds to be no archive
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in archive.files:
-                array = archive[name]
-                if part is not None:
-                    array = array[slice(*_rows_of(name, part, len(array)))].copy()
-                yield name, array
-        return
-    with path.open("rb") as file:
-        yield from read_rows(file, lambda name, rows: _rows_of(name, part, rows))
-
-
-def _read_traj(path: Path, part: tuple[int, int] | None) -> Iterator[tuple[str, Array]]:
-    with safe_open(path, framework="numpy") as file:
-        version = (file.metadata() or {}).get("version", TRAJ_VERSION)
-        if version != TRAJ_VERSION:
-            raise ValueError(
-                f"it has version {version} of the format, and this release reads version {TRAJ_VERSION}"
-            )
-        for name in file.keys():  # noqa: SIM118 (the handle is no mapping)
-            if part is None:
-                array = file.get_tensor(name)
-            else:
-                tensor = file.get_slice(name)
-                start, stop = _rows_of(name, part, tensor.get_shape()[0])
-                array = tensor[start:stop]
-            yield name, array if array.flags.writeable else array.copy()
-
-
-def _refuse_pickle(path: Path) -> None:
-    with path.open("rb") as file:
-        head = file.read(9)
-    # A pickle begins with its protocol number; a safetensors header, whose length could look like one, with "{".
-    if head[:1] == b"\x80" and head[8:9] != b"{":
-        raise PickledTrajectoryError(
-            f"{path} is a pickle, which can run code when it is read, so it is refused. Convert it in the program "
-            "that wrote it: load it there, save it again with save_as='npz', and bring the .npz file"
-        )
+    """T, read from the file's headers without its data; raises as `load_trajectory`."""
+    with opened_trajectory(path) as file:
+        return read_layout(file, path).length
 
 
 def remove_unfinished(folder: Path) -> int:

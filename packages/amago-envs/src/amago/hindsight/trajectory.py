@@ -12,7 +12,7 @@ import numpy as np
 from amago.hindsight.timestep import Array, Timestep
 
 OBS_KEY_PREFIX = "_OBS_KEY_"
-_FIELD_DTYPES: dict[str, type[np.generic]] = {
+FIELD_DTYPES: dict[str, type[np.generic]] = {
     "rl2s": np.float32,
     "time_idxs": np.int64,
     "rews": np.float32,
@@ -46,7 +46,7 @@ class FrozenTraj:
 
     def __post_init__(self) -> None:
         self.obs = {str(key): np.asarray(value) for key, value in self.obs.items()}
-        for name, dtype in _FIELD_DTYPES.items():
+        for name, dtype in FIELD_DTYPES.items():
             setattr(self, name, _as_dtype(name, getattr(self, name), dtype))
         self.validate()
 
@@ -56,7 +56,7 @@ class FrozenTraj:
 
     def validate(self) -> None:
         """Raises ValueError, naming the array, unless all shapes agree. For use after editing in place."""
-        for name in _FIELD_DTYPES:
+        for name in FIELD_DTYPES:
             array = getattr(self, name)
             if array.ndim != 2:
                 raise ValueError(f"{name} has shape {array.shape}; it needs two axes, (time, width)")
@@ -84,7 +84,7 @@ class FrozenTraj:
     def to_dict(self) -> dict[str, Array]:
         """The arrays under the names of a trajectory file: `_OBS_KEY_<key>`, rl2s, time_idxs, rews, ..."""
         named = {OBS_KEY_PREFIX + key: array for key, array in self.obs.items()}
-        for name in _FIELD_DTYPES:
+        for name in FIELD_DTYPES:
             named[name] = getattr(self, name)
         return named
 
@@ -96,13 +96,13 @@ class FrozenTraj:
         for name, array in arrays.items():
             if name.startswith(OBS_KEY_PREFIX):
                 obs[name[len(OBS_KEY_PREFIX) :]] = array
-            elif name in _FIELD_DTYPES:
+            elif name in FIELD_DTYPES:
                 fields[name] = array
             else:
                 raise ValueError(
                     f"a trajectory has no array {name!r}; observations begin with {OBS_KEY_PREFIX!r}"
                 )
-        missing = [name for name in _FIELD_DTYPES if name not in fields]
+        missing = [name for name in FIELD_DTYPES if name not in fields]
         if missing or not obs:
             raise ValueError(
                 f"the trajectory lacks {', '.join(missing) or 'observations'}; it holds {sorted(arrays)}"

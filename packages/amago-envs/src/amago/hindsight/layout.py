@@ -1,0 +1,190 @@
+"""The layout of a trajectory file of either format, from its headers: what it holds, how long it is, and where.
+
+Reading the headers costs several reads of the data itself, so whoever draws from a file often keeps its layout.
+"""
+
+import contextlib
+import io
+import json
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from amago.hindsight.npz import stored_arrays
+from amago.hindsight.stored_array import StoredArray, open_regular
+from amago.hindsight.timestep import Array
+from amago.hindsight.trajectory import FIELD_DTYPES, FrozenTraj
+
+TRAJ_VERSION = "1"
+SUFFIXES = (".npz", ".traj")
+TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
+_MOST_HEADER_BYTES = 1 << 22
+_TRAJ_DTYPES = {
+    "BOOL": "?",
+    **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
+}
+
+
+class CorruptTrajectoryError(ValueError):
+    """The file is torn, damaged, or no trajectory."""
+
+
+class PickledTrajectoryError(CorruptTrajectoryError):
+    """The file is a pickle, which could run code when loaded and is therefore never read."""
+
+
+class FileIdentity(NamedTuple):
+    """Tells a file from another that later takes its name."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class TrajectoryLayout:
+    """What the headers of a trajectory file say.
+
+    Attributes:
+        identity: of the file that was looked at.
+        length: T, the transitions it holds.
+        arrays: its arrays; observations by name first, then rl2s, time_idxs, rews, dones, actions.
+        is_direct: whether rows can be read from their place straight into arrays of the dtypes of `FrozenTraj`.
+    """
+
+    __slots__ = ("arrays", "identity", "is_direct", "length")
+
+    def __init__(self, identity: FileIdentity, arrays: list[StoredArray]) -> None:
+        for array in arrays:
+            array.check(identity.size)
+        self.identity = identity
+        # Shapes are judged by the class that holds trajectories, on arrays that take no memory.
+        by_name = {a.name: np.broadcast_to(np.zeros((), _held_as(a)), a.shape) for a in arrays}
+        self.length = len(FrozenTraj.from_dict(by_name))
+        self.arrays = tuple(sorted(arrays, key=lambda array: (array.name in FIELD_DTYPES, array.name)))
+        self.is_direct = all(
+            a.is_sliceable and a.dtype.isnative and a.dtype == FIELD_DTYPES.get(a.name, a.dtype)
+            for a in arrays
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays in memory."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def read(self, file: io.FileIO, start: int, stop: int) -> FrozenTraj:
+        """Transitions `start` to `stop`, and the timesteps `start` to `stop + 1` around them.
+
+        Raises:
+            IndexError: if the file does not hold them.
+            ValueError: if the data is cut off or damaged.
+        """
+        if not 0 <= start <= stop <= self.length:
+            raise IndexError(f"[{start}, {stop}) is no slice of a trajectory of {self.length} transitions")
+        rows: dict[str, Array] = {
+            array.name: array.read(file, start, stop + (array.name not in TRANSITION_ARRAYS))
+            for array in self.arrays
+        }
+        return FrozenTraj.from_dict(rows)
+
+
+def _held_as(array: StoredArray) -> np.dtype[np.generic]:
+    dtype = np.dtype(FIELD_DTYPES.get(array.name, array.dtype))
+    return dtype if np.can_cast(array.dtype, dtype, casting="same_kind") else array.dtype
+
+
+@contextlib.contextmanager
+def opened_trajectory(path: str | Path) -> Iterator[io.FileIO]:
+    """Opens a trajectory file; what goes wrong inside because of its content is a CorruptTrajectoryError."""
+    with corruption_named(path):
+        if not str(path).endswith(SUFFIXES):
+            raise ValueError("the ending is neither .npz nor .traj")
+        with open_regular(path) as file:
+            yield file
+
+
+@contextlib.contextmanager
+def corruption_named(path: str | Path) -> Iterator[None]:
+    """Turns the errors that the content of a file can cause into a CorruptTrajectoryError with its path."""
+    try:
+        yield
+    except (CorruptTrajectoryError, IndexError):
+        raise
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+        NotImplementedError,
+        struct.error,
+        zlib.error,
+        zipfile.BadZipFile,
+        zipfile.LargeZipFile,
+    ) as error:
+        raise CorruptTrajectoryError(f"{path} is torn, damaged or no trajectory file: {error}") from error
+
+
+def identity_of(file: io.FileIO) -> FileIdentity:
+    """The identity of an open file."""
+    status = os.fstat(file.fileno())
+    return FileIdentity(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def read_layout(file: io.FileIO, path: str | Path) -> TrajectoryLayout:
+    """Reads the headers of an open trajectory file.
+
+    Raises:
+        CorruptTrajectoryError: if it is torn, damaged or no trajectory.
+        PickledTrajectoryError: if it is a pickle.
+    """
+    with corruption_named(path):
+        identity = identity_of(file)
+        if str(path).endswith(".npz"):
+            return TrajectoryLayout(identity, stored_arrays(file, identity.size))
+        return TrajectoryLayout(identity, _arrays_of_traj(file, identity.size, path))
+
+
+def _arrays_of_traj(file: io.FileIO, file_bytes: int, path: str | Path) -> list[StoredArray]:
+    file.seek(0)
+    head = file.read(4096)
+    # A pickle begins with its protocol number; a safetensors header, whose length could look like one, with "{".
+    if head[:1] == b"\x80" and head[8:9] != b"{":
+        raise PickledTrajectoryError(
+            f"{path} is a pickle, which can run code when it is read, so it is refused. Convert it in the program "
+            "that wrote it: load it there, save it again with save_as='npz', and bring the .npz file"
+        )
+    header_bytes = int.from_bytes(head[:8], "little")
+    if len(head) < 8 or header_bytes > min(file_bytes - 8, _MOST_HEADER_BYTES):
+        raise ValueError("its header is cut off")
+    header = head[8 : 8 + header_bytes]
+    if len(header) < header_bytes:
+        file.seek(8)
+        header = file.read(header_bytes)
+    entries = json.loads(header)
+    version = entries.pop("__metadata__", {}).get("version", TRAJ_VERSION)
+    if version != TRAJ_VERSION:
+        raise ValueError(
+            f"it has version {version} of the format, and this release reads version {TRAJ_VERSION}"
+        )
+    arrays = []
+    for name, entry in entries.items():
+        first, last = entry["data_offsets"]
+        array = StoredArray(
+            name,
+            tuple(map(int, entry["shape"])),
+            np.dtype(_TRAJ_DTYPES[entry["dtype"]]),
+            8 + header_bytes + first,
+        )
+        if first < 0 or last - first != array.nbytes:
+            raise ValueError(f"array {name} does not fit its place")
+        arrays.append(array)
+    return arrays
