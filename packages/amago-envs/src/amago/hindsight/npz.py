@@ -48,8 +48,8 @@ def stored_arrays(file: io.FileIO, file_bytes: int) -> list[StoredArray]:
         ValueError, zipfile.BadZipFile, zlib.error, struct.error: if it is torn or no archive of arrays.
     """
     members = _members(file, file_bytes)
-    if any(member.offset >= file_bytes for member in members):
-        raise ValueError("an array lies beyond the end of the file")
+    if any(not 0 <= member.offset < file_bytes for member in members):
+        raise ValueError("an array lies outside of the file")
     return [_stored_array(file, member) for member in members]
 
 
