@@ -33,9 +33,6 @@ def make(make_agent):
     return build
 
 
-# ---- the losses, by formula
-
-
 def plain_values(critics, state, action):
     """Logits and decoded values of states (n, S) and actions (n, G, A), (n, C, G, ...): all written out."""
     inputs = torch.cat(
@@ -138,9 +135,6 @@ def test_losses_equal_the_formula(make, make_batch, kind, coeffs, seed):
         torch.testing.assert_close(loss.detach().double(), actor + 10.0 * critic, **close)
 
 
-# ---- action spaces and encoders
-
-
 @pytest.mark.parametrize("coeffs", [{}, BOTH], ids=["offline", "both"])
 @pytest.mark.parametrize("kind", SPACES)
 def test_a_training_step_gives_every_trainable_part_a_finite_gradient(make, make_batch, kind, coeffs):
@@ -210,9 +204,6 @@ def test_bf16_autocast_trains(make, make_batch):
     assert all(torch.isfinite(p.grad).all() for p in agent.parameters() if p.grad is not None)
 
 
-# ---- discrete actions
-
-
 @pytest.fixture
 def validating():
     """Distributions that validate their arguments: torch's default, which torch.compile turns off."""
@@ -276,9 +267,6 @@ def test_the_actors_gradient_does_not_grow_with_the_values(make, make_batch):
     for small, large in zip(*grads, strict=True):
         assert small.any()
         torch.testing.assert_close(small, large)
-
-
-# ---- what it shares with Agent
 
 
 def test_get_values_filters_as_training_does(make, make_batch):

@@ -183,11 +183,8 @@ class Formula(transformer.SelfAttention):
 
 
 @pytest.fixture(autouse=True)
-def clean_gin():
-    gin.clear_config()
+def learned_positions(clean_gin):
     gin.bind_parameter("LearnablePosEmb.max_time_idx", 64)
-    yield
-    gin.clear_config()
 
 
 def encoder_and_twin(name, pos_emb, training, first=None):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from amago.nets.actor_critic import NCritics, gammas_as_input_seq
 from amago.nets.actor_critic.ensemble import EnsembleMLP
@@ -35,37 +34,16 @@ def test_values_equal_the_golden_numbers(golden, name):
     torch.testing.assert_close(critic(t["state"], t["action"]), t["y"], atol=1e-5, rtol=1e-4)
 
 
-def plain_values(critic, state, action):
-    """[state, discount, action] built for every sample and discount, one critic at a time, in float64."""
-    k, b, length, g, _ = action.shape
-    gamma = gammas_as_input_seq(critic.gammas, b, length).double()
-    inputs = torch.cat(
-        (
-            state.double()[None, :, :, None].expand(k, b, length, g, -1),
-            gamma[None].expand(k, -1, -1, -1, -1),
-            action.double().clamp(-0.999, 0.999),
-        ),
-        dim=-1,
-    )
-    layers = [critic.net.inp_layer, *critic.net.core_layers, critic.net.output_layer]
-    values = []
-    for c in range(critic.num_critics):
-        x = inputs
-        for i, layer in enumerate(layers):
-            x = x @ layer.weight[c].double() + layer.bias[0, 0, c].double()
-            x = F.leaky_relu(x) if i < len(layers) - 1 else x
-        values.append(x)
-    return torch.stack(values, dim=3)  # (K, B, L, C, G, 1)
-
-
 @pytest.mark.parametrize(("n_layers", "samples", "seed"), [(1, 1, 0), (2, 3, 1), (4, 2, 2)])
-def test_the_factored_first_layer_is_exact_in_values_and_gradients(n_layers, samples, seed):
+def test_the_factored_first_layer_is_exact_in_values_and_gradients(
+    unfactored_outputs, n_layers, samples, seed
+):
     torch.manual_seed(seed)
     critic = NCritics(5, 3, False, GAMMAS, 4, d_hidden=7, n_layers=n_layers).double()
     state = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
     action = (torch.rand(samples, 2, 6, 3, 3, dtype=torch.float64) * 2 - 1).requires_grad_()
     inputs = [state, action, *critic.parameters()]
-    ours, plain = critic(state, action), plain_values(critic, state, action)
+    ours, plain = critic(state, action), unfactored_outputs(critic, state, action)
     torch.testing.assert_close(ours, plain)
     upstream = torch.randn_like(ours)
     for a, b in zip(

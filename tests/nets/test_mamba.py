@@ -231,12 +231,8 @@ def test_a_preferred_backend_of_the_kernels_reaches_it():
 
 def test_it_is_found_by_name_and_set_through_gin():
     assert get_traj_encoder_cls("mamba") is MambaTrajEncoder
-    with gin.unlock_config():
-        gin.bind_parameter("amago.nets.traj_encoders.MambaTrajEncoder.d_model", 24)
-    try:
-        assert MambaTrajEncoder(tstep_dim=3, max_seq_len=4).emb_dim == 24
-    finally:
-        gin.clear_config()
+    gin.bind_parameter("amago.nets.traj_encoders.MambaTrajEncoder.d_model", 24)
+    assert MambaTrajEncoder(tstep_dim=3, max_seq_len=4).emb_dim == 24
 
 
 @pytest.mark.parametrize("name", ["d_model", "d_state", "d_conv", "expand", "n_layers"])

@@ -35,13 +35,6 @@ SPACE = spaces.Dict(
 ACTION_WIDTH = 3
 
 
-@pytest.fixture(autouse=True)
-def _no_gin_bindings():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def observations(batch: int, length: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     obs = {
         "camera": torch.randint(0, 256, (batch, length, 40, 40, 3), dtype=torch.uint8),

@@ -21,13 +21,6 @@ from amago.nets.utils import InputNorm
 LAYOUT = json.loads((Path(__file__).parents[1] / "golden" / "state_dict_layout.json").read_text())
 
 
-@pytest.fixture(autouse=True)
-def _no_gin_bindings():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def test_networks_import_without_any_environment_library():
     code = (
         "import sys\n"

@@ -14,11 +14,8 @@ SMALL = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_layers": 2, "dropout_ff": 0
 
 
 @pytest.fixture(autouse=True)
-def clean_gin():
-    gin.clear_config()
+def learned_positions(clean_gin):
     gin.bind_parameter("LearnablePosEmb.max_time_idx", 64)
-    yield
-    gin.clear_config()
 
 
 def golden_encoder(golden, name):

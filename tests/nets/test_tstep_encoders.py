@@ -25,13 +25,6 @@ from amago.nets.tstep_encoders.augmentation import num_clean_sequences
 from amago.nets.utils import symlog
 
 
-@pytest.fixture
-def no_gin_bindings():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def box(*shape, dtype=np.float32):
     return gymnasium.spaces.Box(0, 255, shape, dtype)
 
@@ -188,7 +181,7 @@ def test_hidden_rewards_leave_the_previous_action():
 
 
 @pytest.mark.parametrize("encoder_type", [FFTstepEncoder, CNNTstepEncoder, MultiModalTstepEncoder])
-def test_rewards_of_every_encoder_are_hidden_through_gin(encoder_type, no_gin_bindings):
+def test_rewards_of_every_encoder_are_hidden_through_gin(encoder_type):
     gin.bind_parameter("TstepEncoder.hide_rewards", True)
     encoder = encoder_type({"observation": (40, 40, 3)}, (4,)).eval()
     obs = {"observation": torch.rand(1, 2, 40, 40, 3)}

@@ -8,19 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Categorical
 
-from amago.nets.actor_critic import BinDist, NCriticsTwoHot, gammas_as_input_seq
+from amago.nets.actor_critic import BinDist, NCriticsTwoHot
 
 GAMMAS = torch.tensor([0.1, 0.9, 0.999])
 GOLDEN = ["twohot_twohot_symlog", "twohot_twohot_linear", "twohot_hlgauss_symlog"]
 SETTINGS = ["state_dim", "action_dim", "num_critics", "d_hidden", "n_layers", "min_return", "max_return"]
 SETTINGS += ["output_bins", "use_symlog", "label_type", "init_value"]
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 def build(case):
@@ -86,31 +79,9 @@ def test_a_new_critic_predicts_about_its_initial_value(init_value, symlog):
     assert differing == ["net.output_layer.bias"]
 
 
-def plain_logits(critic, state, action):
-    """[state, discount, action] built for every sample and discount, one critic at a time, in float64."""
-    k, b, length, g, _ = action.shape
-    inputs = torch.cat(
-        (
-            state.double()[None, :, :, None].expand(k, b, length, g, -1),
-            gammas_as_input_seq(critic.gammas, b, length).double()[None].expand(k, -1, -1, -1, -1),
-            action.double().clamp(-0.999, 0.999),
-        ),
-        dim=-1,
-    )
-    layers = [critic.net.inp_layer, *critic.net.core_layers, critic.net.output_layer]
-    outs = []
-    for c in range(critic.num_critics):
-        x = inputs
-        for i, layer in enumerate(layers):
-            x = x @ layer.weight[c].double() + layer.bias[0, 0, c].double()
-            x = F.leaky_relu(x) if i < len(layers) - 1 else x
-        outs.append(x)
-    return torch.stack(outs, dim=3)  # (K, B, L, C, G, n)
-
-
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_distributions_equal_the_unfactored_network(seed, discrete):
+def test_distributions_equal_the_unfactored_network(unfactored_outputs, seed, discrete):
     torch.manual_seed(seed)
     k, b, length, a, s, c = (int(x) for x in torch.randint(1, 7, (6,)))
     critic = make(s, a, c, discrete=discrete, n_layers=1 + seed)
@@ -120,7 +91,7 @@ def test_distributions_equal_the_unfactored_network(seed, discrete):
         action = F.one_hot(torch.randint(a, (k, b, length, 3)), a).float()
     dist = critic(state, action)
     assert dist.batch_shape == (k, b, length, c, 3)
-    logits = plain_logits(critic, state, action)
+    logits = unfactored_outputs(critic, state, action)
     torch.testing.assert_close(dist.raw_logits.double(), logits, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(dist.probs.double(), logits.softmax(-1), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(dist.logits.double(), logits.log_softmax(-1), atol=1e-5, rtol=1e-4)

@@ -13,7 +13,11 @@ import gin
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from amago.agent import Batch
+from amago.nets.specs import ActionSpec
 
 SLOPE = 0.01  # of the leaky ReLU
 
@@ -135,6 +139,46 @@ def clean_gin():
     gin.clear_config()
     yield
     gin.clear_config()
+
+
+@pytest.fixture
+def random_batch() -> Callable[[ActionSpec, int, int], Batch]:
+    """Random numbers for observations "a" (3,) and "b" (2, 2), lengths included, by torch's own generator."""
+
+    def make(spec: ActionSpec, rows: int, timesteps: int) -> Batch:
+        if spec.kind == "discrete":
+            actions = F.one_hot(torch.randint(spec.dim, (rows, timesteps - 1)), spec.dim).float()
+        else:
+            actions = torch.rand(rows, timesteps - 1, spec.dim) * 2 - 1
+        return Batch(
+            obs={"a": torch.randn(rows, timesteps, 3), "b": torch.randn(rows, timesteps, 2, 2)},
+            rl2s=torch.randn(rows, timesteps, 1 + spec.dim),
+            rews=torch.randn(rows, timesteps - 1, 1),
+            dones=torch.rand(rows, timesteps - 1, 1) < 0.2,
+            actions=actions,
+            time_idxs=torch.arange(timesteps).view(1, -1, 1).repeat(rows, 1, 1),
+            lengths=torch.randint(2, timesteps + 1, (rows,)),
+        )
+
+    return make
+
+
+@pytest.fixture
+def same_update() -> Callable[[nn.Module, Tensor, nn.Module, Tensor], None]:
+    """Compares a loss and all the gradients behind it with those of a float64 copy of the agent."""
+
+    def compare(agent: nn.Module, loss: Tensor, exact: nn.Module, exact_loss: Tensor) -> None:
+        torch.testing.assert_close(loss.double(), exact_loss, atol=1e-5, rtol=1e-4)
+        loss.backward()
+        exact_loss.backward()
+        for (name, p), other in zip(agent.named_parameters(), exact.parameters(), strict=True):
+            if p.requires_grad:
+                a, b = (torch.zeros_like(x) if x.grad is None else x.grad for x in (p, other))
+                torch.testing.assert_close(
+                    a.double(), b, atol=2e-4, rtol=2e-3, msg=lambda m, n=name: f"{n}: {m}"
+                )
+
+    return compare
 
 
 @pytest.fixture

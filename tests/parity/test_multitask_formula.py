@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from amago.agent import Batch, MultiTaskAgent
+from amago.agent import MultiTaskAgent
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -206,7 +206,9 @@ def written_out(agent, batch, setting, drawn):
     ids=["offline", "online"],
 )
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_loss_and_gradients_equal_the_formula(draw, kind, coefficients, label_type, seed):
+def test_loss_and_gradients_equal_the_formula(
+    draw, random_batch, same_update, kind, coefficients, label_type, seed
+):
     d = draw(seed + 100)
     spec = ActionSpec(kind, (d.size(2, 5),))
     setting = {
@@ -245,28 +247,10 @@ def test_loss_and_gradients_equal_the_formula(draw, kind, coefficients, label_ty
     for target in (*agent.target_actor.parameters(), *agent.target_critics.parameters()):
         target.data += 0.1 * d.normal(*target.shape)
     agent.tstep_encoder.eval()  # running statistics stand still, so that both see the same inputs
-    if kind == "discrete":
-        actions = F.one_hot(d.indices(spec.dim, rows, timesteps - 1), spec.dim).float()
-    else:
-        actions = d.uniform(rows, timesteps - 1, spec.dim) * 2 - 1
-    batch = Batch(
-        obs={"a": d.normal(rows, timesteps, 3), "b": d.normal(rows, timesteps, 2, 2)},
-        rl2s=d.normal(rows, timesteps, 1 + spec.dim),
-        rews=d.normal(rows, timesteps - 1, 1),
-        dones=d.uniform(rows, timesteps - 1, 1) < 0.2,
-        actions=actions,
-        time_idxs=torch.arange(timesteps).view(1, -1, 1).repeat(rows, 1, 1),
-        lengths=torch.tensor([d.size(2, timesteps) for _ in range(rows)]),
-    )
+    batch = random_batch(spec, rows, timesteps)
     exact = copy.deepcopy(agent).double()
     agent.drawn = []
     ours = agent(batch, log_step=False)
     wide = batch.map(lambda x: x.double() if x.is_floating_point() else x)
     plain = written_out(exact, wide, setting, agent.drawn)
-    torch.testing.assert_close(ours.double(), plain, atol=1e-5, rtol=1e-4)
-    ours.backward()
-    plain.backward()
-    for (name, p), other in zip(agent.named_parameters(), exact.parameters(), strict=True):
-        if p.requires_grad:
-            a, b = (torch.zeros_like(x) if x.grad is None else x.grad for x in (p, other))
-            torch.testing.assert_close(a.double(), b, atol=2e-4, rtol=2e-3, msg=lambda m, n=name: f"{n}: {m}")
+    same_update(agent, ours, exact, plain)

@@ -29,13 +29,6 @@ ENCODERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def with_prefix(tensors, prefix):
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
