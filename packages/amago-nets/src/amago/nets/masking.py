@@ -9,7 +9,6 @@ Shapes: B batch, L timesteps, D features.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -17,22 +16,27 @@ from torch import Tensor
 MAGIC_PAD_VAL = 4.0
 """The filler of padded positions; also how a batch without lengths is told from its padding."""
 
-_current: ContextVar[Tensor | None] = ContextVar("amago_timestep_mask", default=None)
+# A plain global: torch.compile follows those, and ends a graph at context variables.
+_current: Tensor | None = None
 
 
 @contextmanager
 def timestep_mask(mask: Tensor | None) -> Iterator[None]:
-    """Within the context, `current_timestep_mask()` returns `mask`, a bool tensor (B, L, 1): True is real."""
-    token = _current.set(mask)
+    """Within the context, `current_timestep_mask()` returns `mask`, a bool tensor (B, L, 1): True is real.
+
+    It holds for the whole process, so two threads must not encode different batches at once.
+    """
+    global _current
+    before, _current = _current, mask
     try:
         yield
     finally:
-        _current.reset(token)
+        _current = before
 
 
 def current_timestep_mask() -> Tensor | None:
     """The mask (B, L, 1) of the batch that is being encoded, or None where nothing is known about padding."""
-    return _current.get()
+    return _current
 
 
 def mask_from_filler(x: Tensor, pad_value: float = MAGIC_PAD_VAL) -> Tensor:
