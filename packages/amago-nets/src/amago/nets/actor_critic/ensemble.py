@@ -62,7 +62,7 @@ class EnsembleMLP(nn.Module):
 
     The input may come in pieces that broadcast against each other, such as states (n, 1, S) and actions
     (n, G, A). The first layer is linear, so each piece is projected before it is repeated: exact, and the work
-    on a state is done once and not once for every action that goes with it.
+    on a state is done once and not once for every action that goes with it. Pieces with few rows come first.
 
     Args:
         n: number of networks C.
@@ -128,8 +128,8 @@ class EnsembleMLP(nn.Module):
             bias: of the first layer, (H,).
             layers: weight and bias of the others.
         """
-        hidden = kernels.linear(pieces[-1], shares[-1], bias)
-        for piece, share in zip(pieces[:-1], shares[:-1], strict=True):
+        hidden = kernels.linear(pieces[0], shares[0], bias)  # the bias costs least where there are few rows
+        for piece, share in zip(pieces[1:], shares[1:], strict=True):
             hidden = hidden + kernels.linear(piece, share)
         slope = leaky_slope(self.activation)
         if slope is not None and len(pieces) > 1:  # a sum that nobody else needs
