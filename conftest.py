@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 ALLOWED_SKIPS = Path(__file__).parent / "tests" / "allowed_skips.txt"
-os.environ.setdefault("AMAGO_KERNELS_CACHE", str(Path(__file__).parent / "build" / "home" / "amago-kernels"))
+for _variable, _folder in {"AMAGO_KERNELS_CACHE": "amago-kernels", "TRITON_CACHE_DIR": "triton"}.items():
+    os.environ.setdefault(_variable, str(Path(__file__).parent / "build" / "home" / _folder))
 SLOW_TEST_SECONDS = 1200  # a training test may take its ten minutes on a machine half as fast
 
 

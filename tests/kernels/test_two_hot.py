@@ -7,8 +7,12 @@ import torch
 
 from amago import kernels
 from amago.kernels import Bins
+from amago.kernels.triton_runtime import INTERPRETED
 
-BACKENDS = kernels.available_backends()["two_hot_cross_entropy"]
+# Tensors are on the CPU, where Triton's kernels run in its interpreter only (see test_two_hot_triton.py).
+BACKENDS = [
+    name for name in kernels.available_backends()["two_hot_cross_entropy"] if name != "triton" or INTERPRETED
+]
 LOSSES = {"two-hot": kernels.two_hot_cross_entropy, "hl-gauss": kernels.hl_gauss_cross_entropy}
 # In float32 a target's place among the bins is known to some 1e-5 of a bin; the loss is that times a logit.
 LOSS = {"atol": 2e-4, "rtol": 1e-5}
@@ -222,9 +226,12 @@ def test_logits_of_ten_thousand_stay_exact(backend, kind):
     torch.testing.assert_close(logits.grad.double(), gradient, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(name, torch.float16) for name in BACKENDS]
+    + [(name, torch.bfloat16) for name in BACKENDS if name != "triton"],  # the interpreter's is wrong
+)
 def test_half_precision_errs_at_most_twice_as_much_as_rounding(backend, kind, dtype):
     logits, target, bins = random_case(2)
     half = logits.to(dtype).requires_grad_()

@@ -1,7 +1,7 @@
 """Critics that classify returns into bins: cross-entropy straight from scalar targets, and expected values.
 
 `bins` holds the support, `reference` the specification with dense labels, `fused` the same without them in torch,
-`native` in C++.
+`native` in C++, and for GPUs `op` with `triton_kernels`, which `gpu` calls.
 
 Shapes: n bins, other leading axes are free.
 """
@@ -13,24 +13,23 @@ from torch import Tensor
 
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import TWO_HOT
-from amago.kernels.two_hot import fused, native, reference
+from amago.kernels.triton_runtime import Triton
+from amago.kernels.two_hot import fused, gpu, native, reference
 from amago.kernels.two_hot.bins import Bins
 
 __all__ = ["Bins", "hl_gauss_cross_entropy", "two_hot_cross_entropy", "two_hot_mean"]
 
 
-def _anything(*_: object, **__: object) -> list[str]:
-    """Both implementations in torch support every call."""
-    return []
-
+_triton = gpu.GpuTwoHot("triton")
 
 for _name in ("two_hot_cross_entropy", "hl_gauss_cross_entropy", "two_hot_mean"):
     register(
         _name,
         [
             Implementation(Backend.CPP, getattr(native, _name), native.unsupported, needs=TWO_HOT),
-            Implementation(Backend.TORCH, getattr(fused, _name), _anything),
-            Implementation(Backend.EAGER, getattr(reference, _name), _anything),
+            Implementation(Backend.TRITON, getattr(_triton, _name), gpu.unsupported, needs=Triton()),
+            Implementation(Backend.TORCH, getattr(fused, _name)),
+            Implementation(Backend.EAGER, getattr(reference, _name)),
         ],
     )
 
@@ -98,7 +97,7 @@ def two_hot_cross_entropy(
         mask: bool, broadcastable to (...). Where false, loss and gradient are 0, whatever logits and target
             hold.
         weight: floats, broadcastable to (...), that multiply the loss.
-        backend: "cpp", "torch", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp", "triton", "torch", "eager", or None / "auto" for the first that can run the call.
 
     Returns:
         The loss of each row (...), in nats: float32, or float64 for float64 logits.
@@ -154,7 +153,7 @@ def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = 
     Args:
         logits: (..., n).
         bins: the support.
-        backend: "cpp", "torch", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp", "triton", "torch", "eager", or None / "auto" for the first that can run the call.
 
     Returns:
         (...), float32, or float64 for float64 logits; its gradient flows into the logits.

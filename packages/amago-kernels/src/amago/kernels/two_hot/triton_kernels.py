@@ -1,0 +1,282 @@
+"""The two-hot operations in Triton: each reads the logits once, and the gradients are written once.
+
+A row of bins lies in registers whole, so the softmax needs no second look at it, and the backward pass finds it
+again from the logits that it has to read anyway: nothing is kept but the inputs. Labels are computed where they
+are used, from the scalar target. A program takes several rows, as many as make a tile of 4,096 numbers.
+
+Rows are numbered through up to three axes (see `rows`), by which every tensor has strides of its own.
+
+Shapes: R rows of a tile, N bins, W the power of two that N fits in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from amago.kernels.triton_runtime import on_device_of
+from amago.kernels.two_hot.bins import Bins
+from amago.kernels.two_hot.rows import RowAxes
+
+_TILE = 4096  # numbers: 32 for each of 128 threads, four 16-byte loads in bfloat16 and eight in float32
+_WARPS = 4
+
+
+@triton.jit
+def _place(row, size1, size2, stride0, stride1, stride2, AXES: tl.constexpr):
+    """Where rows (R) of one tensor begin; with fewer axes the outer ones are absent."""
+    if AXES == 1:
+        return row.to(tl.int64) * stride2
+    outer = row // size2
+    place = (row % size2).to(tl.int64) * stride2
+    if AXES == 2:
+        return place + outer.to(tl.int64) * stride1
+    return place + (outer % size1).to(tl.int64) * stride1 + (outer // size1).to(tl.int64) * stride0
+
+
+@triton.jit
+def _softmax(x, live):
+    """exp(x - max) (R, W), its sums (R) and the maxima (R) of rows (R, W), finite where a row is not live."""
+    top = tl.where(live, tl.max(x, axis=1), 0.0)
+    e = tl.exp(x - top[:, None])
+    return e, tl.where(live, tl.sum(e, axis=1), 1.0), top
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) for x >= 0: the quotient makes up for the digits that 1 + x loses (Higham 2002, sec. 1.14.1)."""
+    up = 1.0 + x
+    return tl.where(up == 1.0, x, tl.log(up) * (x / tl.where(up == 1.0, 1.0, up - 1.0)))
+
+
+@triton.jit
+def _expm1(x):
+    """exp(x) - 1 for x >= 0, with the digits that the difference loses (Higham 2002, sec. 1.14.1)."""
+    up = tl.exp(x)
+    close = (up - 1.0) * (x / tl.where(up == 1.0, 1.0, tl.log(up)))
+    return tl.where(up == 1.0, x, tl.where(x > 1.0, up - 1.0, close))
+
+
+@triton.jit
+def _position(target, low, high, start, width, N: tl.constexpr, SYMLOG: tl.constexpr):
+    """`Bins.position` of targets (R). Comparisons, not minima: a NaN has to stay one."""
+    x = tl.where(target < low, low, target)
+    x = tl.where(x > high, high, x)
+    if SYMLOG:
+        size = _log1p(tl.abs(x))
+        x = tl.where(x < 0.0, -size, size)
+    position = (x - start) / width
+    position = tl.where(position < 0.0, 0.0, position)
+    return tl.where(position > N - 1.0, N - 1.0, position)
+
+
+@triton.jit
+def _labels(position, bins, sharpness, N: tl.constexpr, GAUSS: tl.constexpr):
+    """Labels (R, W) of positions (R): two-hot, or of a normal distribution; 0 beyond the last bin."""
+    away = bins.to(tl.float32)[None, :] - position[:, None]
+    if GAUSS:
+        between = tl.erf((away + 0.5) * sharpness) - tl.erf((away - 0.5) * sharpness)
+        total = tl.erf((N - 0.5 - position) * sharpness) - tl.erf((-0.5 - position) * sharpness)
+        return tl.where(bins[None, :] < N, between / total[:, None], 0.0)
+    near = 1.0 - tl.abs(away)
+    return tl.where(near < 0.0, 0.0, near)
+
+
+@triton.jit
+def _cross_entropy(
+    logits, target, mask, weight, loss,
+    rows, size1, size2,
+    logits0, logits1, logits2, logits_bin,
+    target0, target1, target2,
+    mask0, mask1, mask2,
+    weight0, weight1, weight2,
+    loss0, loss1, loss2,
+    low, high, start, width, sharpness,
+    N: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
+    AXES: tl.constexpr, SYMLOG: tl.constexpr, GAUSS: tl.constexpr,
+):  # fmt: skip
+    """loss = weight * (log sum_j exp x_j - sum_j label_j x_j); 0 where the mask is false."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    bins = tl.arange(0, W)
+    inside = row < rows
+    live = inside
+    if mask is not None:
+        live = live & tl.load(mask + _place(row, size1, size2, mask0, mask1, mask2, AXES), inside, 0).to(
+            tl.int1
+        )
+    at = _place(row, size1, size2, logits0, logits1, logits2, AXES)[:, None] + bins[None, :] * logits_bin
+    x = tl.load(logits + at, live[:, None] & (bins < N)[None, :], -float("inf")).to(tl.float32)
+    goal = tl.load(target + _place(row, size1, size2, target0, target1, target2, AXES), live, 0.0)
+    _, total, top = _softmax(x, live)
+    position = _position(goal.to(tl.float32), low, high, start, width, N, SYMLOG)
+    label = _labels(position, bins, sharpness, N, GAUSS)
+    likely = tl.sum(tl.where(label == 0.0, 0.0, label * (x - top[:, None])), axis=1)
+    result = tl.log(total) - likely
+    if weight is not None:
+        result *= tl.load(weight + _place(row, size1, size2, weight0, weight1, weight2, AXES), live, 0.0).to(
+            tl.float32
+        )
+    place = _place(row, size1, size2, loss0, loss1, loss2, AXES)
+    tl.store(loss + place, tl.where(live, result, 0.0), inside)
+
+
+@triton.jit
+def _cross_entropy_backward(
+    logits, target, mask, weight, grad, out,
+    rows, size1, size2,
+    logits0, logits1, logits2, logits_bin,
+    target0, target1, target2,
+    mask0, mask1, mask2,
+    weight0, weight1, weight2,
+    grad0, grad1, grad2,
+    out0, out1, out2, out_bin,
+    low, high, start, width, sharpness,
+    N: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
+    AXES: tl.constexpr, SYMLOG: tl.constexpr, GAUSS: tl.constexpr,
+):  # fmt: skip
+    """d loss / d x_j = weight * (softmax_j - label_j), times the gradient of the loss; 0 where masked."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    bins = tl.arange(0, W)
+    inside = row < rows
+    live = inside
+    if mask is not None:
+        live = live & tl.load(mask + _place(row, size1, size2, mask0, mask1, mask2, AXES), inside, 0).to(
+            tl.int1
+        )
+    at = _place(row, size1, size2, logits0, logits1, logits2, AXES)[:, None] + bins[None, :] * logits_bin
+    x = tl.load(logits + at, live[:, None] & (bins < N)[None, :], -float("inf")).to(tl.float32)
+    goal = tl.load(target + _place(row, size1, size2, target0, target1, target2, AXES), live, 0.0)
+    scale = tl.load(grad + _place(row, size1, size2, grad0, grad1, grad2, AXES), live, 0.0).to(tl.float32)
+    if weight is not None:
+        scale *= tl.load(weight + _place(row, size1, size2, weight0, weight1, weight2, AXES), live, 0.0).to(
+            tl.float32
+        )
+    e, total, _ = _softmax(x, live)
+    position = _position(goal.to(tl.float32), low, high, start, width, N, SYMLOG)
+    label = _labels(position, bins, sharpness, N, GAUSS)
+    result = (e * (1.0 / total)[:, None] - label) * scale[:, None]
+    result = tl.where(live[:, None], result, 0.0)
+    place = _place(row, size1, size2, out0, out1, out2, AXES)[:, None] + bins[None, :] * out_bin
+    tl.store(out + place, result.to(out.dtype.element_ty), inside[:, None] & (bins < N)[None, :])
+
+
+@triton.jit
+def _mean(
+    logits, value,
+    rows, size1, size2,
+    logits0, logits1, logits2, logits_bin,
+    value0, value1, value2,
+    start, width,
+    N: tl.constexpr, W: tl.constexpr, R: tl.constexpr, AXES: tl.constexpr, SYMLOG: tl.constexpr,
+):  # fmt: skip
+    """The expected support point, as a return."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    bins = tl.arange(0, W)
+    inside = row < rows
+    at = _place(row, size1, size2, logits0, logits1, logits2, AXES)[:, None] + bins[None, :] * logits_bin
+    x = tl.load(logits + at, inside[:, None] & (bins < N)[None, :], -float("inf")).to(tl.float32)
+    e, total, _ = _softmax(x, inside)
+    point = start + width * bins.to(tl.float32)
+    result = tl.sum(e * point[None, :], axis=1) / total
+    if SYMLOG:
+        size = _expm1(tl.abs(result))
+        result = tl.where(result < 0.0, -size, size)
+    tl.store(value + _place(row, size1, size2, value0, value1, value2, AXES), result, inside)
+
+
+@triton.jit
+def _mean_backward(
+    logits, grad, out,
+    rows, size1, size2,
+    logits0, logits1, logits2, logits_bin,
+    grad0, grad1, grad2,
+    out0, out1, out2, out_bin,
+    start, width,
+    N: tl.constexpr, W: tl.constexpr, R: tl.constexpr, AXES: tl.constexpr, SYMLOG: tl.constexpr,
+):  # fmt: skip
+    """d mean / d x_j = softmax_j (point_j - mean), times exp |mean| where the bins are in symlog."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    bins = tl.arange(0, W)
+    inside = row < rows
+    at = _place(row, size1, size2, logits0, logits1, logits2, AXES)[:, None] + bins[None, :] * logits_bin
+    x = tl.load(logits + at, inside[:, None] & (bins < N)[None, :], -float("inf")).to(tl.float32)
+    scale = tl.load(grad + _place(row, size1, size2, grad0, grad1, grad2, AXES), inside, 0.0).to(tl.float32)
+    e, total, _ = _softmax(x, inside)
+    point = start + width * bins.to(tl.float32)
+    mean = tl.sum(e * point[None, :], axis=1) / total
+    if SYMLOG:
+        scale *= tl.exp(tl.abs(mean))
+    result = e * (scale / total)[:, None] * (point[None, :] - mean[:, None])
+    place = _place(row, size1, size2, out0, out1, out2, AXES)[:, None] + bins[None, :] * out_bin
+    tl.store(out + place, result.to(out.dtype.element_ty), inside[:, None] & (bins < N)[None, :])
+
+
+def _launch(kernel: Any, axes: RowAxes, tensors: Sequence[Tensor | None], strides: Sequence[int],
+            numbers: Sequence[float], n: int, **constants: bool) -> None:  # fmt: skip
+    """Runs a kernel over all rows: tensors, sizes of the axes, strides, further numbers."""
+    width = triton.next_power_of_2(n)
+    size = max(1, _TILE // width)
+    first = tensors[0]
+    assert first is not None
+    with on_device_of(first):
+        kernel[(triton.cdiv(axes.rows, size),)](
+            *tensors, axes.rows, *axes.sizes[1:], *strides, *numbers,
+            N=n, W=width, R=size, AXES=axes.count, num_warps=_WARPS, **constants,
+        )  # fmt: skip
+
+
+def cross_entropy(
+    axes: RowAxes,
+    logits: Tensor,
+    target: Tensor,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    loss: Tensor,
+    bins: Bins,
+    sharpness: float,
+) -> None:
+    """Fills `loss`; `axes` are those of logits, target, mask, weight and loss. Sharpness 0 means two-hot."""
+    of_logits, *of_others = axes.strides
+    strides = [*of_logits, logits.stride(-1), *(s for one in of_others for s in one)]
+    numbers = (bins.low, bins.high, bins.start, bins.width, sharpness)
+    kinds = {"SYMLOG": bins.symlog, "GAUSS": sharpness > 0.0}
+    _launch(_cross_entropy, axes, (logits, target, mask, weight, loss), strides, numbers, bins.n, **kinds)
+
+
+def cross_entropy_backward(
+    axes: RowAxes,
+    logits: Tensor,
+    target: Tensor,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    grad: Tensor,
+    out: Tensor,
+    bins: Bins,
+    sharpness: float,
+) -> None:
+    """Fills `out` with the gradient of the logits; `axes` are those of the tensors in order."""
+    of_logits, *of_others = axes.strides
+    strides = [*of_logits, logits.stride(-1), *(s for one in of_others for s in one), out.stride(-1)]
+    numbers = (bins.low, bins.high, bins.start, bins.width, sharpness)
+    kinds = {"SYMLOG": bins.symlog, "GAUSS": sharpness > 0.0}
+    tensors = (logits, target, mask, weight, grad, out)
+    _launch(_cross_entropy_backward, axes, tensors, strides, numbers, bins.n, **kinds)
+
+
+def mean(axes: RowAxes, logits: Tensor, value: Tensor, bins: Bins) -> None:
+    """Fills `value` with the expected returns; `axes` are those of logits and value."""
+    of_logits, of_value = axes.strides
+    strides = [*of_logits, logits.stride(-1), *of_value]
+    _launch(_mean, axes, (logits, value), strides, (bins.start, bins.width), bins.n, SYMLOG=bins.symlog)
+
+
+def mean_backward(axes: RowAxes, logits: Tensor, grad: Tensor, out: Tensor, bins: Bins) -> None:
+    """Fills `out` with the gradient of the logits; `axes` are those of logits, grad and out."""
+    of_logits, of_grad, of_out = axes.strides
+    strides = [*of_logits, logits.stride(-1), *of_grad, *of_out, out.stride(-1)]
+    numbers = (bins.start, bins.width)
+    _launch(_mean_backward, axes, (logits, grad, out), strides, numbers, bins.n, SYMLOG=bins.symlog)
