@@ -10,8 +10,8 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -102,6 +102,11 @@ class AMAGOEnv(ForwardingWrapper):
             return str(self._name_owner.env_name)
         spec = self.env.spec
         return spec.id if spec is not None else type(self.env.unwrapped).__name__
+
+    @property
+    def name_is_fixed(self) -> bool:
+        """Whether `env_name` was given, so that it can never change."""
+        return self._env_name is not None and type(self).env_name is AMAGOEnv.env_name
 
     def render(self, *args: Any, **kwargs: Any) -> Any:
         """Renders the environment; arguments are those of its own `render`."""
@@ -197,19 +202,17 @@ class AMAGOEnv(ForwardingWrapper):
         codec = self._codec
         checked = codec.check(action)
         prev_action = self.make_action_rep(action) if self._own_action_rep else codec.represent(checked)
-        obs, raw_reward, raw_terminated, raw_truncated, info = self._parts(
-            "step",
-            self.inner_step(codec.to_env(checked)),
-            "(observation, reward, terminated, truncated, info)",
+        obs, raw_reward, raw_terminated, raw_truncated, info = self.step_parts(
+            self.inner_step(codec.to_env(checked))
         )
         num_envs = self.batched_envs
         if num_envs == 1:
             reward = np.empty(1, dtype=np.float32)
             terminated = np.empty(1, dtype=np.bool_)
             truncated = np.empty(1, dtype=np.bool_)
-            reward[0] = _single("reward", raw_reward)
-            terminated[0] = _single("terminated", raw_terminated)
-            truncated[0] = _single("truncated", raw_truncated)
+            reward[0] = single_value("reward", raw_reward)
+            terminated[0] = single_value("terminated", raw_terminated)
+            truncated[0] = single_value("truncated", raw_truncated)
             finite = math.isfinite(reward.item())
             self._time_idx = time_idx = self._time_idx + 1
         else:
@@ -220,12 +223,20 @@ class AMAGOEnv(ForwardingWrapper):
             time_idx = self._time_idx + 1
             self._time_idx = np.where(terminated | truncated, 0, time_idx)
         if not finite:
-            raise ValueError(
-                f"environment {self.env_name!r} returned the reward {raw_reward} in step {time_idx.tolist()} of "
-                "its episode; rewards must be finite in float32, as policies see them and learn from them"
-            )
+            self.raise_nonfinite(raw_reward, time_idx)
         timestep = Timestep(self._map_obs(obs), prev_action, reward, time_idx, terminated, num_envs)
         return timestep, reward, terminated, truncated, info
+
+    def raise_nonfinite(self, reward: Any, time_idx: Array) -> NoReturn:
+        """Raises ValueError for a reward that the environment returned at `time_idx` (E,)."""
+        raise ValueError(
+            f"environment {self.env_name!r} returned the reward {reward} in step {time_idx.tolist()} of "
+            "its episode; rewards must be finite in float32, as policies see them and learn from them"
+        )
+
+    def step_parts(self, result: Any) -> tuple[Any, ...]:
+        """The five results of the environment's `step`; raises TypeError if they are something else."""
+        return self._parts("step", result, "(observation, reward, terminated, truncated, info)")
 
     def _parts(self, method: str, result: Any, form: str) -> tuple[Any, ...]:
         if isinstance(result, tuple) and len(result) == form.count(",") + 1:
@@ -239,6 +250,10 @@ class AMAGOEnv(ForwardingWrapper):
     def map_observation(self, observation: Any) -> dict[str, Array]:
         """An observation of the wrapped environment as the arrays (E, *shape) of `observation_space`."""
         return self._map_obs(observation)
+
+    def observation_writer(self, targets: dict[str, Array]) -> Callable[[Any], None]:
+        """A function that does `map_observation` into arrays (E, *shape) that are there already."""
+        return self._map_obs.into(targets)
 
     def final_observation(self, info: dict[str, Any], rows: Sequence[int] | Array) -> dict[str, Array] | None:
         """The last observations of episodes that ended inside a batched environment that resets itself.
@@ -267,7 +282,7 @@ class AMAGOEnv(ForwardingWrapper):
         return {key: array[index] for key, array in self._map_obs(reported).items()}
 
 
-def _single(name: str, value: Any) -> Any:
+def single_value(name: str, value: Any) -> Any:
     """A result of one environment, which may come as an array of one number."""
     return _row_values(name, value, value.dtype, 1)[0] if type(value) is np.ndarray else value
 

@@ -66,6 +66,22 @@ class ObservationMapper:
             arrays[key] = leaf(part)
         return arrays
 
+    def into(self, targets: Mapping[str, Array]) -> Callable[[Any], None]:
+        """A function that maps an observation straight into `targets`, arrays (E, *shape) by key."""
+        if len(self._leaves) == 1 and not self._leaves[0][1]:
+            key, _, only_leaf = self._leaves[0]
+            return only_leaf.into(targets[key])
+        writers = [(path, leaf.into(targets[key])) for key, path, leaf in self._leaves]
+
+        def write(observation: Any) -> None:
+            for path, write_leaf in writers:
+                part = observation
+                for step in path:
+                    part = part[step]
+                write_leaf(part)
+
+        return write
+
 
 def _flatten(space: Space, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Space]]:
     if isinstance(space, gym.spaces.Dict):
@@ -86,17 +102,27 @@ class _Leaf:
         self._shape = (batched_envs, *box.shape)
 
     def __call__(self, part: Any) -> Array:
-        array = part if type(part) is np.ndarray else np.asarray(part)
-        if array.shape != self._part_shape:
-            raise ValueError(
-                f"observation {self.key!r} has shape {array.shape}, and its space says {self._part_shape}; "
-                "correct the environment's observation_space or what it returns"
-            )
-        if array.dtype is not self._dtype and array.dtype != self._dtype:
-            self._check_values(array)
         copied = np.empty(self._shape, dtype=self._dtype)
-        copied[...] = array if self._part_shape == self._shape else array.reshape(self._shape)
+        self.into(copied)(part)
         return copied
+
+    def into(self, target: Array) -> Callable[[Any], None]:
+        """A function that copies a part into `target` (E, *shape)."""
+        rows = target.reshape(self._part_shape)  # a view, as it only drops or adds axes of length 1
+        shape, dtype = self._part_shape, self._dtype
+
+        def write(part: Any) -> None:
+            array = part if type(part) is np.ndarray else np.asarray(part)
+            if array.shape != shape:
+                raise ValueError(
+                    f"observation {self.key!r} has shape {array.shape}, and its space says {shape}; "
+                    "correct the environment's observation_space or what it returns"
+                )
+            if array.dtype is not dtype and array.dtype != dtype:
+                self._check_values(array)
+            rows[...] = array
+
+        return write
 
     def _check_values(self, array: Array) -> None:
         if (
@@ -136,6 +162,14 @@ class _OneHotLeaf:
         one_hots = np.zeros((self._batched_envs, *self.box.shape), dtype=np.float32)
         one_hots[self._row_numbers, values + self._offsets] = 1.0
         return one_hots
+
+    def into(self, target: Array) -> Callable[[Any], None]:
+        """A function that writes a part's one-hots into `target` (E, *shape)."""
+
+        def write(part: Any) -> None:
+            target[...] = self(part)
+
+        return write
 
 
 def _make_leaf(key: str, space: Space, batched_envs: int) -> Any:

@@ -1,6 +1,6 @@
 """The base of exploration wrappers and the registry of their names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -82,16 +82,33 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
     def step(self, action: Any) -> Any:
         """Executes the noisy action; the timestep's `prev_action` shows it."""
         result: Any = self.env.step(self.action(action))
-        self.global_step += 1
         if self.batched_envs == 1:
-            # The caller resets a single environment; a new array, because subclasses may keep the one they saw.
-            self._local_step = self._local_step + 1
+            # The caller resets a single environment.
+            self.count_step()
             return result
+        self.global_step += 1
         done = result[2] | result[3]
         self._local_step = np.where(done, 0, self._local_step + 1)
         if done.any():
             self.on_episode_start(np.flatnonzero(done))
         return result
+
+    @classmethod
+    def actions_together(cls, wrappers: Sequence["ExplorationWrapper"], actions: Array) -> Array:
+        """What each of n wrappers of this class, all around single environments, makes of its row of `actions`.
+
+        Gives what `action` gives for one row after the other. Subclasses may do it quicker, but must draw from
+        the same generators in the same order.
+        """
+        return np.concatenate(
+            [wrapper.action(actions[row : row + 1]) for row, wrapper in enumerate(wrappers)]
+        )
+
+    def count_step(self) -> None:
+        """Counts a step that was taken past `step`, in a single environment."""
+        self.global_step += 1
+        # A new array, because subclasses may keep the one they saw.
+        self._local_step = self._local_step + 1
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
         """Called when the episodes of `rows` begin: after a reset, or when a batched environment resets itself."""

@@ -4,8 +4,8 @@ Epsilon falls linearly over an actor's training steps. The bilevel form (AMAGO, 
 also moves it within each rollout, from much exploration at the start of an unknown task to little at its end.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import gin
 import gymnasium as gym
@@ -71,6 +71,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         self.randomize_eps = randomize_eps
         self._multiplier: npt.NDArray[np.float64] = np.ones(self.batched_envs)
         self._add_noise = _noise_for(self.action_space)
+        self._epsilon_is_own = type(self).current_eps is not BilevelEpsilonGreedy.current_eps
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
         if self.randomize_eps:
@@ -85,14 +86,51 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         Returns:
             (E,) float64, freshly allocated: subclasses may edit it in place.
         """
-        progress = min(self.global_step / self.steps_anneal, 1.0)
-        start = self.eps_start_start + (self.eps_start_end - self.eps_start_start) * progress
-        end = self.eps_end_start + (self.eps_end_end - self.eps_end_start) * progress
+        start, end = self._ends_of_rollout()
         if start == end:
             return start * self._multiplier
         within = np.minimum(np.asarray(local_step) / self.rollout_horizon, 1.0)
         eps: npt.NDArray[np.float64] = (start + (end - start) * within) * self._multiplier
         return eps
+
+    def _ends_of_rollout(self) -> tuple[float, float]:
+        """Epsilon before the episode's multiplier, at the start of a rollout and at its end."""
+        progress = min(self.global_step / self.steps_anneal, 1.0)
+        return (
+            self.eps_start_start + (self.eps_start_end - self.eps_start_start) * progress,
+            self.eps_end_start + (self.eps_end_end - self.eps_end_start) * progress,
+        )
+
+    def _single_eps(self) -> float:
+        """`current_eps` of a single environment, in plain numbers where that is the same: a tenth of the time."""
+        if self._epsilon_is_own:
+            return float(self.current_eps(self._local_step)[0])
+        start, end = self._ends_of_rollout()
+        if start != end:
+            start += (end - start) * min(self._local_step.item() / self.rollout_horizon, 1.0)
+        return float(start * self._multiplier.item())
+
+    @classmethod
+    def actions_together(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
+        if (
+            cls.action is not ExplorationWrapper.action
+            or cls.add_exploration_noise is not BilevelEpsilonGreedy.add_exploration_noise
+        ):
+            return super().actions_together(wrappers, actions)
+        greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
+        eps = [wrapper._single_eps() for wrapper in greedy]
+        rngs = [wrapper.rng for wrapper in greedy]
+        space = greedy[0].action_space
+        if isinstance(space, gym.spaces.Box):
+            noise = np.stack([rng.standard_normal(actions[0].size) for rng in rngs])
+            return _with_gaussian_noise(actions, np.array(eps), noise)
+        explores = [row for row, rng in enumerate(rngs) if rng.random() < eps[row]]
+        if not explores:
+            return actions
+        noisy: Array = actions.copy()
+        sizes = _num_choices(space).tolist()
+        noisy[explores] = [[int(rngs[row].random() * size) for size in sizes] for row in explores]
+        return noisy
 
     def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
         """With probability epsilon a uniformly random action; for a Box, action + epsilon * N(0, 1), clipped."""
@@ -150,12 +188,17 @@ _Noise = Callable[[np.random.Generator, Array, npt.NDArray[np.float64]], Array]
 def _noise_for(space: gym.spaces.Space[Any]) -> _Noise:
     if isinstance(space, gym.spaces.Box):
         return _gaussian_noise
+    return _random_choices(_num_choices(space))
+
+
+def _num_choices(space: gym.spaces.Space[Any]) -> npt.NDArray[np.int64]:
+    """How many choices there are for each of the K numbers of an action, (K,)."""
     if isinstance(space, gym.spaces.Discrete):
-        return _random_choices(np.array([space.n]))
+        return np.array([space.n])
     if isinstance(space, gym.spaces.MultiDiscrete):
-        return _random_choices(np.asarray(space.nvec))
+        return np.asarray(space.nvec)
     if isinstance(space, gym.spaces.MultiBinary):
-        return _random_choices(np.full(space.shape, 2))
+        return np.full(space.shape, 2)
     raise TypeError(
         f"no exploration noise is known for the action space {space}; override add_exploration_noise"
     )
@@ -181,8 +224,13 @@ def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
 
 def _gaussian_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
     rows = action.reshape(len(eps), -1)
-    noise = eps[:, None] * rng.standard_normal(rows.shape)
-    noise += rows
+    return _with_gaussian_noise(action, eps, rng.standard_normal(rows.shape))
+
+
+def _with_gaussian_noise(action: Array, eps: npt.NDArray[np.float64], noise: Array) -> Array:
+    """Action + epsilon * noise, clipped; `noise` is (E, A) and drawn from N(0, 1)."""
+    noise = eps[:, None] * noise
+    noise += action.reshape(noise.shape)
     np.minimum(noise, 1.0, out=noise)
     np.maximum(noise, -1.0, out=noise)
     noisy: npt.NDArray[np.float32] = noise.astype(np.float32).reshape(action.shape)

@@ -17,6 +17,7 @@ from amago.envs.metrics import extract_metrics
 from amago.envs.seeding import stream
 from amago.envs.vector.buffers import StepArrays, layout
 from amago.envs.vector.self_resetting import reported_metrics
+from amago.envs.vector.singles import SingleEnvs, can_step_together
 from amago.envs.vector.types import ExplorationState
 from amago.hindsight.timestep import Array, Timestep
 
@@ -101,6 +102,7 @@ class _Member:
     stop: int
     name: str
     resets_itself: bool
+    name_is_fixed: bool
     # Of the last step, kept for those that reset themselves.
     info: dict[str, Any] = field(default_factory=dict)
     obs: list[tuple[str, Array]] = field(default_factory=list)
@@ -122,6 +124,7 @@ class EnvGroup:
         self.first_index = first_index
         self.active = 0
         self._members: list[_Member] = []
+        self._singles: SingleEnvs | None = None
 
     def make(self, make_envs: Sequence[MakeEnv], exploration: ExplorationSetup) -> None:
         """Makes the environments, one per callable; if one fails, those made before it are closed.
@@ -151,7 +154,15 @@ class EnvGroup:
             env.seed_exploration(stream(exploration.seed, "exploration", exploration.rank, index))
         start = self._members[-1].stop if self._members else 0
         rows = amago_env.batched_envs
-        return _Member(amago_env, env, start, start + rows, amago_env.env_name, resets_itself=rows > 1)
+        return _Member(
+            amago_env,
+            env,
+            start,
+            start + rows,
+            amago_env.env_name,
+            resets_itself=rows > 1,
+            name_is_fixed=amago_env.name_is_fixed,
+        )
 
     @property
     def spec(self) -> GroupSpec:
@@ -192,6 +203,8 @@ class EnvGroup:
             member.obs = [(key, array[rows]) for key, array in arrays.obs.items()]
             for name in ("actions", "rewards", "terminated", "truncated", "time_idxs"):
                 setattr(member, name, getattr(arrays, name)[rows])
+        envs = [member.env for member in self._members]
+        self._singles = SingleEnvs(envs, arrays) if can_step_together(envs) else None
 
     def reset(self, seeds: Sequence[int | None]) -> list[str]:
         """Starts a new episode everywhere; `seeds` has one per environment. Returns the name of each."""
@@ -206,8 +219,41 @@ class EnvGroup:
 
     def step(self, actions: Array) -> StepNotes | None:
         """Steps every environment with its rows of `actions`; resets those whose episode ended."""
-        metrics: list[tuple[int, dict[str, float]]] = []
+        metrics = self._step_singles(actions) if self._singles is not None else self._step_members(actions)
         renamed: list[NameChange] = []
+        for member in self._members:
+            if member.name_is_fixed:
+                continue
+            name = member.amago_env.env_name
+            if name is not member.name and name != member.name:
+                member.name = name
+                renamed.append((member.start, member.stop, name))
+        arrays = self._arrays
+        arrays.rl2s[:, 0] = arrays.rewards
+        arrays.rl2s[:, 1:] = arrays.actions
+        done = arrays.terminated | arrays.truncated
+        renamed_by_reset = self._start_episodes(done) if done.any() else []
+        if metrics or renamed or renamed_by_reset:
+            return StepNotes(metrics=metrics, names_in_step=renamed, names_after_reset=renamed_by_reset)
+        return None
+
+    def _step_singles(self, actions: Array) -> list[tuple[int, dict[str, float]]]:
+        singles = self._singles
+        assert singles is not None
+        try:
+            infos = singles.step(actions)
+        except BaseException:
+            self.active = singles.active
+            raise
+        metrics = []
+        for row, info in infos:
+            self.active = row
+            if found := extract_metrics(info):
+                metrics.append((row, found))
+        return metrics
+
+    def _step_members(self, actions: Array) -> list[tuple[int, dict[str, float]]]:
+        metrics: list[tuple[int, dict[str, float]]] = []
         for i, member in enumerate(self._members):
             self.active = i
             timestep, reward, terminated, truncated, info = member.env.step(
@@ -220,22 +266,11 @@ class EnvGroup:
             member.rewards[...] = reward
             member.terminated[...] = terminated
             member.truncated[...] = truncated
-            name = member.amago_env.env_name
-            if name is not member.name and name != member.name:
-                member.name = name
-                renamed.append((member.start, member.stop, name))
             if info:
                 metrics += self._metrics(member, info)
                 if member.resets_itself:
                     member.info = info
-        arrays = self._arrays
-        arrays.rl2s[:, 0] = arrays.rewards
-        arrays.rl2s[:, 1:] = arrays.actions
-        done = arrays.terminated | arrays.truncated
-        renamed_by_reset = self._start_episodes(done) if done.any() else []
-        if metrics or renamed or renamed_by_reset:
-            return StepNotes(metrics=metrics, names_in_step=renamed, names_after_reset=renamed_by_reset)
-        return None
+        return metrics
 
     def _metrics(self, member: _Member, info: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
         if member.resets_itself:
