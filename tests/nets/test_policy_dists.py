@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.distributions import Categorical, OneHotCategorical
+from torch.distributions import Categorical, Distribution, OneHotCategorical
 
 from amago.nets.policy_dists import (
     GMM,
@@ -22,6 +22,15 @@ from amago.nets.policy_dists import (
     softplus_bounded_positive,
     tanh_bounded_positive,
 )
+
+
+@pytest.fixture(autouse=True)
+def validated():
+    """Distributions validate their arguments, also after torch.compile has switched that off for the process."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)
+    yield
+    Distribution.set_default_validate_args(before)
 
 
 def test_discrete_equals_the_golden_numbers(torch_golden, assert_forward):
