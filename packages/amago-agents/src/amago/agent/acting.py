@@ -1,16 +1,47 @@
-"""From a policy's distribution to the actions that environments take.
+"""From a policy to the actions that environments take: through a step program, or from a distribution.
 
 Shapes: B rows, N choices of one component; distributions have the batch shape (B, 1, G), G discounts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from amago.agent.base import BaseAgent
 from amago.nets.specs import ActionSpec
+from amago.nets.stepping import StepPolicy
+
+
+def act_by_program(
+    agent: BaseAgent,
+    policy: StepPolicy,
+    obs: Mapping[str, Tensor],
+    rl2s: Tensor,
+    time_idxs: Tensor,
+    hidden_state: Any,
+    sample: bool,
+) -> tuple[Tensor, Any] | None:
+    """What `get_actions` returns, by the agent's step program; None where it cannot be done so.
+
+    The program stands for the modules of the agent, so an agent that computes its states otherwise has none.
+    """
+    if agent.training or type(agent).get_state_embedding is not BaseAgent.get_state_embedding:
+        return None
+    modules = agent._modules
+    actor: Any = modules["actor"]
+    chosen = policy.step(
+        (modules["tstep_encoder"], modules["traj_encoder"], actor), obs, rl2s, time_idxs, hidden_state, sample
+    )
+    if chosen is None:
+        return None
+    if chosen.is_action:
+        return chosen.output, chosen.hidden_state
+    dist = actor.policy_dist(chosen.output.unsqueeze(2))  # (B, 1, 1)
+    return choose_actions(dist, agent.action_spec, sample), chosen.hidden_state
 
 
 def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:

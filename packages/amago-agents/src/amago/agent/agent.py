@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from amago.agent import losses
-from amago.agent.acting import choose_actions
+from amago.agent.acting import act_by_program, choose_actions
 from amago.agent.base import BaseAgent
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import extremes, grad_norm
@@ -33,6 +33,7 @@ from amago.nets.configurable import with_bindings
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
+from amago.nets.stepping import StepPolicy
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -110,6 +111,7 @@ class Agent(BaseAgent):
             tstep_encoder_type=tstep_encoder_type,
             traj_encoder_type=traj_encoder_type,
         )
+        self._step_policy = StepPolicy()
         self.num_critics = num_critics
         self.num_critics_td = num_critics_td
         self.online_coeff = online_coeff
@@ -210,12 +212,21 @@ class Agent(BaseAgent):
         sample: bool = True,
     ) -> tuple[Tensor, Any]:
         """Actions of the policy for discount `gamma`; see `BaseAgent.get_actions`."""
+        direct_obs = self._direct_obs(obs)
         with torch.no_grad():
+            acted = act_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample)
+            if acted is not None:
+                return acted
             states, hidden_state = self.get_state_embedding(
                 obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=hidden_state
             )
-            dist = self.actor(states, straight_from_obs=self._direct_obs(obs))
+            dist = self.actor(states, straight_from_obs=direct_obs)
             return choose_actions(dist, self.action_spec, sample), hidden_state
+
+    def train(self, mode: bool = True) -> Agent:
+        """As in torch; weights are read again when the agent acts next."""
+        self._step_policy.weights_changed()
+        return super().train(mode)
 
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor gets without the encoders."""

@@ -138,7 +138,8 @@ class Extension:
     def source_key(self) -> str:
         """Names what the binary depends on, the compiler excepted: sources, flags, Python and processor."""
         digest = hashlib.sha256()
-        for path in (*self.sources, *sorted(SHARED.glob("*.h"))):
+        own = {header for source in self.sources for header in source.parent.glob("*.h")}
+        for path in (*self.sources, *sorted(own), *sorted(SHARED.glob("*.h"))):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         setting = (
             self.name,

@@ -7,6 +7,7 @@
 | `actor_critic` | actor and critic heads for many discounts at once |
 | `policy_dists` | action distributions |
 | `transformer`, `cnn`, `ff`, `goal_embedders` | building blocks |
+| `stepping` | encoders and actor as one program that acts on a CPU without Python between its layers |
 | `specs`, `masking`, `utils`, `registry` | sizes of spaces, padding, small tools, choice by name |
 
 Submodules load when they are first used.
@@ -27,6 +28,7 @@ _SUBMODULES = (
     "policy_dists",
     "registry",
     "specs",
+    "stepping",
     "traj_encoders",
     "transformer",
     "tstep_encoders",

@@ -19,7 +19,7 @@ from amago.nets.precision import at_least_float32
 
 _EPS = 1e-5
 _SIGMA_FLOOR = 0.01
-_OUTPUT_LIMIT = 1e4
+OUTPUT_LIMIT = 1e4
 
 
 @gin.configurable(module="amago.nets.utils", denylist=["skip"])
@@ -59,16 +59,19 @@ class InputNorm(nn.Module):
         """Standard deviation of each feature (D,)."""
         return ((self.nu - self.mu.square()).clamp_min(0.0) + _EPS).sqrt()
 
+    @property
+    def scale(self) -> Tensor:
+        """What each feature is divided by (D,): its standard deviation, or 1 where that is at most 0.01."""
+        sigma = self.sigma
+        return torch.where(sigma > _SIGMA_FLOOR, sigma, torch.ones_like(sigma))
+
     def normalize_values(self, val: Tensor) -> Tensor:
         """(val − μ) / σ, cut off at ±1e4; features with σ ≤ 0.01 are only centred."""
-        sigma = self.sigma
-        scale = torch.where(sigma > _SIGMA_FLOOR, sigma, torch.ones_like(sigma))
-        return ((val - self.mu) / scale).clamp(-_OUTPUT_LIMIT, _OUTPUT_LIMIT)
+        return ((val - self.mu) / self.scale).clamp(-OUTPUT_LIMIT, OUTPUT_LIMIT)
 
     def denormalize_values(self, val: Tensor) -> Tensor:
         """The inverse of `normalize_values` up to its cut-off."""
-        sigma = self.sigma
-        return val * torch.where(sigma > _SIGMA_FLOOR, sigma, torch.ones_like(sigma)) + self.mu
+        return val * self.scale + self.mu
 
     @torch.no_grad()
     def update_stats(self, val: Tensor) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from amago.nets.registry import did_you_mean
 
-_EPS = 1e-5
+EPS = 1e-5
 
 
 class RMSNorm(nn.Module):
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to the same shape."""
-        scaled: Tensor = self.scale * x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + _EPS)
+        scaled: Tensor = self.scale * x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPS)
         return scaled
 
 
@@ -49,7 +49,7 @@ class UnitBall(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to the same shape."""
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / ((length.detach() if self.detach else length) + _EPS)
+        return x / ((length.detach() if self.detach else length) + EPS)
 
 
 class Hypersphere(nn.Module):

@@ -1,0 +1,221 @@
+// A list of operations that maps one timestep of every row to an action, run without Python in between.
+//
+// Rows are shared out among threads in tiles; a tile goes through all operations in a workspace that stays in the
+// thread's caches. The owner of a program gives it its weights (kept as packed copies) and, for every step, the
+// addresses of what it reads and writes.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+
+#include "choices.h"
+#include "memory.h"
+#include "rows.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using namespace amago;
+
+constexpr int64_t kTileRows = 4 * kBlockRows;
+
+class Program {
+public:
+    // A value of that width; the id counts from 0.
+    int64_t value(int64_t offset, int64_t width) {
+        values_.push_back({offset, width});
+        numbers_per_row_ = std::max(numbers_per_row_, offset + padded(width));
+        return static_cast<int64_t>(values_.size()) - 1;
+    }
+
+    template <class Kind, class... Arguments>
+    int64_t append(Arguments&&... arguments) {
+        operations_.push_back(std::make_unique<Kind>(std::forward<Arguments>(arguments)...));
+        return static_cast<int64_t>(operations_.size()) - 1;
+    }
+
+    const Value& at(int64_t id) const { return values_.at(id); }
+    const Value* maybe(int64_t id) const { return id < 0 ? nullptr : &values_.at(id); }
+
+    void set(int64_t operation, uintptr_t matrix, int64_t rows, int64_t columns, uintptr_t vector, int64_t count) {
+        operations_.at(operation)->set(reinterpret_cast<const float*>(matrix), rows, columns,
+                                       reinterpret_cast<const float*>(vector), count);
+    }
+
+    // Runs the rows' step, and counts it in `lengths` if there are any. Returns the first position that lies outside
+    // the tables (negative ones as they are), or -1: then nothing was run.
+    int64_t run(const Step& step, int64_t table, int64_t* lengths, int threads) {
+        if (table >= 0)
+            for (int64_t row = 0; row < step.batch; ++row)
+                if (const int64_t position = step.positions[row * step.position_stride];
+                    position < 0 || position >= table)
+                    return position < 0 ? -2 : position;
+        const int64_t useful = std::max<int64_t>(1, step.batch / kBlockRows);
+        const int team = static_cast<int>(std::min<int64_t>(threads, useful));
+        if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
+        if (team == 1)
+            share(step, 0, step.batch, workspaces_[0]);
+        else {
+#pragma omp parallel num_threads(team)
+            {
+                const int64_t count = omp_get_num_threads(), me = omp_get_thread_num();
+                share(step, step.batch * me / count, step.batch * (me + 1) / count, workspaces_[me]);
+            }
+        }
+        if (lengths)
+            for (int64_t row = 0; row < step.batch; ++row) ++lengths[row];
+        return -1;
+    }
+
+private:
+    void share(const Step& step, int64_t begin, int64_t end, std::vector<float>& workspace) const {
+        const int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
+        if (tiles == 0) return;
+        const int64_t size = (end - begin + tiles - 1) / tiles;
+        workspace.resize(std::max<size_t>(workspace.size(), numbers_per_row_ * size));
+        for (int64_t first = begin; first < end; first += size) {
+            const Tile tile{workspace.data(), size, first, std::min(size, end - first)};
+            for (const auto& operation : operations_) operation->run(step, tile);
+        }
+    }
+
+    std::vector<Value> values_;
+    std::vector<std::unique_ptr<Operation>> operations_;
+    std::vector<std::vector<float>> workspaces_;
+    int64_t numbers_per_row_ = 0;
+};
+
+// Entries of dictionaries and tensors that a program was made from, and whether they are still the same.
+class Watch {
+public:
+    void entry(py::dict holder, py::object key) {
+        py::object value = holder.contains(key) ? py::object(holder[key]) : py::object();
+        entries_.push_back({std::move(holder), std::move(key), std::move(value)});
+    }
+    void emptiness(py::dict holder) { empty_.push_back(std::move(holder)); }
+    void tensor(py::object tensor) { tensors_.push_back({std::move(tensor), -1, 0}); }
+
+    // Whether every entry is still the same object, and every dictionary that was empty still is.
+    bool same_structure() const {
+        for (const Entry& entry : entries_)
+            if (PyDict_GetItem(entry.holder.ptr(), entry.key.ptr()) != entry.value.ptr()) return false;
+        for (const py::dict& holder : empty_)
+            if (PyDict_Size(holder.ptr()) != 0) return false;
+        return true;
+    }
+
+    // Whether a tensor was written to or moved since the last call; true at first.
+    bool weights_changed() {
+        bool changed = false;
+        for (Counted& counted : tensors_) {
+            const int64_t version = counted.tensor.attr(version_).cast<int64_t>();
+            const auto address = counted.tensor.attr(data_ptr_)().cast<uintptr_t>();
+            changed = changed || version != counted.version || address != counted.address;
+            counted.version = version;
+            counted.address = address;
+        }
+        return changed;
+    }
+
+private:
+    struct Entry {
+        py::dict holder;
+        py::object key, value;
+    };
+    struct Counted {
+        py::object tensor;
+        int64_t version;
+        uintptr_t address;
+    };
+    std::vector<Entry> entries_;
+    std::vector<py::dict> empty_;
+    std::vector<Counted> tensors_;
+    py::str version_{"_version"}, data_ptr_{"data_ptr"};
+};
+
+}  // namespace
+
+PYBIND11_MODULE(amago_step_program, m) {
+    m.attr("PANEL") = kPanel;
+    py::class_<Watch>(m, "Watch")
+        .def(py::init<>())
+        .def("entry", &Watch::entry)
+        .def("emptiness", &Watch::emptiness)
+        .def("tensor", &Watch::tensor)
+        .def("same_structure", &Watch::same_structure)
+        .def("weights_changed", &Watch::weights_changed);
+    py::class_<Program>(m, "Program")
+        .def(py::init<>())
+        .def("value", &Program::value)
+        .def("set", &Program::set)
+        .def("gather",
+             [](Program& p, int64_t out, const std::vector<std::array<int64_t, 3>>& pieces, bool symlog) {
+                 std::vector<Piece> parts;
+                 for (const auto& piece : pieces) parts.push_back({piece[0], piece[1], piece[2]});
+                 return p.append<Gather>(p.at(out), parts, symlog);
+             })
+        .def("standardise",
+             [](Program& p, int64_t x, int64_t out, float limit) {
+                 return p.append<Standardise>(p.at(x), p.at(out), limit);
+             })
+        .def("linear",
+             [](Program& p, int64_t x, int64_t out, const std::string& activation, float slope, int64_t add) {
+                 return p.append<Linear>(p.at(x), p.at(out), activation_of(activation), slope, p.maybe(add));
+             })
+        .def("norm",
+             [](Program& p, int64_t x, int64_t out, const std::string& kind, double number,
+                const std::string& activation, float slope, int64_t add) {
+                 return p.append<Norm>(p.at(x), p.at(out), norm_of(kind), number, activation_of(activation), slope,
+                                       p.maybe(add));
+             })
+        .def("add_position", [](Program& p, int64_t x) { return p.append<AddPosition>(p.at(x)); })
+        .def("rotate",
+             [](Program& p, int64_t x, int64_t heads, int64_t dim) { return p.append<Rotate>(p.at(x), heads, dim); })
+        .def("attend",
+             [](Program& p, int64_t qkv, int64_t out, int64_t layer, int64_t heads, int64_t dim, int64_t window,
+                int64_t sink, float sink_bias, float logit_clip, float scale) {
+                 return p.append<Attend>(p.at(qkv), p.at(out), layer, heads, dim,
+                                         AttentionOptions{window, sink, sink_bias, logit_clip, scale});
+             })
+        .def("recall", [](Program& p, int64_t out, int64_t layer) { return p.append<Recall>(p.at(out), layer); })
+        .def("gru_cell",
+             [](Program& p, int64_t from_input, int64_t from_hidden, int64_t hidden, int64_t out, int64_t layer) {
+                 return p.append<GruCell>(p.at(from_input), p.at(from_hidden), p.at(hidden), p.at(out), layer);
+             })
+        .def("emit", [](Program& p, int64_t x) { return p.append<Emit>(p.at(x)); })
+        .def("choose",
+             [](Program& p, int64_t x, const std::vector<int64_t>& sizes, const std::vector<float>& lows,
+                const std::vector<float>& highs) {
+                 std::vector<Component> components;
+                 for (size_t c = 0; c < sizes.size(); ++c) components.push_back({sizes[c], lows.at(c), highs.at(c)});
+                 return p.append<Choose>(p.at(x), components);
+             })
+        .def("squash",
+             [](Program& p, int64_t x, float log_low, float log_high) {
+                 return p.append<Squash>(p.at(x), log_low, log_high);
+             })
+        .def(
+            "run",
+            [](Program& p, int64_t batch, const std::vector<std::pair<uintptr_t, int64_t>>& inputs,
+               uintptr_t positions, int64_t position_stride, int64_t table, uintptr_t keys, uintptr_t values,
+               uintptr_t lengths, int64_t slots, uintptr_t hidden, uintptr_t new_hidden, uintptr_t noise,
+               uintptr_t out, bool sample, int threads) {
+                Step step;
+                for (const auto& [address, stride] : inputs) step.inputs.push_back({address, stride});
+                step.positions = reinterpret_cast<const int64_t*>(positions);
+                step.position_stride = position_stride;
+                step.keys = reinterpret_cast<float*>(keys);
+                step.values = reinterpret_cast<float*>(values);
+                step.lengths = reinterpret_cast<const int64_t*>(lengths);
+                step.slots = slots;
+                step.hidden = reinterpret_cast<const float*>(hidden);
+                step.new_hidden = reinterpret_cast<float*>(new_hidden);
+                step.batch = batch;
+                step.noise = reinterpret_cast<const float*>(noise);
+                step.out = reinterpret_cast<void*>(out);
+                step.sample = sample;
+                return p.run(step, table, reinterpret_cast<int64_t*>(lengths), threads);
+            },
+            py::call_guard<py::gil_scoped_release>());
+}

@@ -1,0 +1,14 @@
+"""From networks to step programs: the same results for one timestep, on a CPU, without Python between the layers.
+
+- `builder`: `Builder`, which appends operations for modules by their exact class and watches what they depend on;
+  `translates` registers how a class is translated; `NotTranslatedError` says why something cannot be.
+- `layers`, `encoders`, `heads`: how our own modules are translated.
+- `policy`: `StepPolicy`, encoders and actor as one program, made anew when something about them changes.
+
+A module of a class of your own is not translated, and whoever asks for actions then calls it as ever.
+"""
+
+from amago.nets.stepping.builder import Builder, NotTranslatedError, translates
+from amago.nets.stepping.policy import StepPolicy
+
+__all__ = ["Builder", "NotTranslatedError", "StepPolicy", "translates"]

@@ -1,0 +1,239 @@
+"""Encoders and actor as one step program, kept up to date.
+
+    policy = StepPolicy()
+    chosen = policy.step(encoder, traj_encoder, actor, obs, rl2s, time_idxs, hidden_state, sample)
+
+Shapes: B rows, A width of the action representation, P parameters of the action distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from amago.kernels.step_program import Memory, StepProgram, wanted, why_not
+from amago.nets.stepping import encoders, heads, layers  # noqa: F401 - they register their translations
+from amago.nets.stepping.builder import Builder, NotTranslatedError
+from amago.nets.stepping.encoders import MemoryKind
+from amago.nets.stepping.heads import Ending
+from amago.nets.transformer.cache import TformerHiddenState
+
+
+class _OptimizerSteps:
+    """Counts the steps of all of torch's optimizers: its count of a tensor's changes misses fused ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._started = False
+
+    def start(self) -> None:
+        """Counts from now on."""
+        if not self._started:
+            self._started = True
+            register_optimizer_step_post_hook(self._add)
+
+    def _add(self, *_: Any) -> None:
+        self.count += 1
+
+
+_OPTIMIZER_STEPS = _OptimizerSteps()
+
+Parts = tuple[Any, Any, Any]
+"""Timestep encoder, trajectory encoder and actor."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """A program that was made, with what running it takes."""
+
+    program: StepProgram
+    inputs: list[tuple[str | None, int]]
+    memory: MemoryKind
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a step gave.
+
+    Args:
+        output: (B, 1, ·): indices int64, numbers in [-1, 1], or the distribution's parameters.
+        is_action: whether it is the action; else the parameters of the last discount's distribution.
+        hidden_state: after the step.
+    """
+
+    output: Tensor
+    is_action: bool
+    hidden_state: Any
+
+
+class StepPolicy:
+    """Acts through a step program where there can be one, and says so where not.
+
+    Copies and pickles of it are blank.
+
+    Attributes:
+        steps: timesteps that a program has done.
+        reason: why there is no program, None if there is one or none was needed yet.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.reason: str | None = None
+        self._made: _Made | None = None
+        self._watch: Any = None
+        self._parts: tuple[Any, ...] = ()
+        self._optimizer_steps = -1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepPolicy:
+        return StepPolicy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepPolicy, ()
+
+    def weights_changed(self) -> None:
+        """Weights may have changed in a way that torch does not count: the next step reads them again."""
+        self._optimizer_steps = -1
+
+    def step(
+        self,
+        parts: Parts,
+        obs: Mapping[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any,
+        sample: bool,
+    ) -> Chosen | None:
+        """One timestep of every row.
+
+        Args:
+            parts: of the agent, in that order.
+            obs, rl2s, time_idxs, hidden_state, sample: as `get_actions` of agents takes them.
+
+        Returns:
+            None if the program cannot do it; then nothing has happened, and `reason` says why where it lies in
+            the networks.
+
+        Raises:
+            RuntimeError: if the policy's probabilities are not finite.
+        """
+        if (
+            rl2s.device.type != "cpu"
+            or rl2s.dim() != 3
+            or rl2s.shape[1] != 1
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+            or not wanted()
+        ):
+            return None
+        made = self._up_to_date(parts)
+        if made is None:
+            return None
+        batch = rl2s.shape[0]
+        addresses, kept = [], []
+        for key, width in made.inputs:
+            x = rl2s if key is None else obs[key]
+            if x.numel() != batch * width or x.shape[0] != batch or x.device.type != "cpu" or x.shape[1] != 1:
+                return None
+            if x.dtype != torch.float32 or not x.is_contiguous():
+                if key is None and x.dtype != torch.float32:
+                    return None
+                x = x.to(torch.float32).contiguous()
+            kept.append(x)  # an address is worth nothing once its tensor is gone
+            addresses.append((x.data_ptr(), width))
+        if time_idxs.dtype != torch.int64 or time_idxs.numel() != batch or time_idxs.device.type != "cpu":
+            return None
+        memory = _memory(made.memory, batch, hidden_state)
+        if memory is None:
+            return None
+        ending = made.ending
+        out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
+        noise = ending.draw(batch, ending.width) if sample and ending.draw is not None else None
+        done = made.program.run(batch, addresses, time_idxs.contiguous(), memory, noise, out)
+        if not done:
+            return None
+        self.steps += 1
+        if noise is not None and ending.dtype == torch.int64 and int(out.min()) < 0:
+            raise RuntimeError("no action can be drawn: the policy's probabilities are not finite")
+        return Chosen(out, ending.draw is not None, _after(made.memory, memory, hidden_state))
+
+    def _up_to_date(self, parts: Parts) -> _Made | None:
+        """The program with the present weights; None if there can be none."""
+        same = self._watch is not None and all(a is b for a, b in zip(parts, self._parts, strict=True))
+        if not same or not self._watch.same_structure():
+            self._make(parts)
+            return self._made
+        changed = self._watch.weights_changed() or self._optimizer_steps != _OPTIMIZER_STEPS.count
+        if changed and self._made is None:
+            self._make(parts)
+        elif changed:
+            self._refresh()
+        return self._made
+
+    def _make(self, parts: Parts) -> None:
+        self._made = None
+        reasons = why_not()
+        if reasons:
+            self.reason = "; ".join(reasons)
+            return
+        _OPTIMIZER_STEPS.start()
+        builder = Builder()
+        self._watch, self._parts = builder.watch, parts
+        try:
+            x, inputs = builder.translate(parts[0])
+            x, memory = builder.translate(parts[1], x)
+            ending = builder.translate(parts[2], x)
+        except NotTranslatedError as error:
+            self.reason = str(error)
+            self._watch.weights_changed()
+            return
+        builder.program.build()
+        self._made = _Made(builder.program, inputs, memory, ending)
+        self._watch.weights_changed()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        assert self._made is not None
+        self._optimizer_steps = _OPTIMIZER_STEPS.count
+        try:
+            self._made.program.refresh()
+            self.reason = None
+        except NotTranslatedError as error:
+            self._made, self.reason = None, str(error)
+
+
+def _memory(kind: MemoryKind, batch: int, hidden_state: Any) -> Memory | None:
+    """Where the rows' memory lies; None if the hidden state is not one that the program can use."""
+    if kind.kind == "none":
+        return Memory()
+    if kind.kind == "recurrent":
+        shape = (kind.layers, batch, kind.width)
+        if hidden_state is None:
+            hidden_state = torch.zeros(shape)
+        if not isinstance(hidden_state, Tensor) or not _usable(hidden_state, shape):
+            return None
+        return Memory(hidden=hidden_state, new_hidden=torch.empty(shape))
+    if type(hidden_state) is not TformerHiddenState:
+        return None
+    keys, values = hidden_state.key_cache.data, hidden_state.val_cache.data
+    lengths = hidden_state.seq_lens
+    ring = (kind.layers, batch, keys.shape[2], kind.heads, kind.dim)
+    if not _usable(keys, ring) or not _usable(values, ring):
+        return None
+    if lengths.shape != (batch,) or lengths.dtype != torch.int64 or not lengths.is_contiguous():
+        return None
+    return Memory(keys=keys, values=values, lengths=lengths)
+
+
+def _usable(x: Tensor, shape: tuple[int, ...]) -> bool:
+    return x.shape == shape and x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+
+
+def _after(kind: MemoryKind, memory: Memory, hidden_state: Any) -> Any:
+    """The hidden state after the step: a new one for recurrent layers, the same object otherwise."""
+    return memory.new_hidden if kind.kind == "recurrent" else hidden_state
