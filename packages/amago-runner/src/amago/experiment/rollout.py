@@ -8,6 +8,7 @@ Shapes: N actors, A width of the action representation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import PolicyInput, VectorEnv, VectorStep
+
+_UNCHANGED = contextlib.nullcontext()
 
 
 class Rollout:
@@ -53,6 +56,7 @@ class Rollout:
         self._device = device
         self._autocast = autocast
         self._inputs: PolicyInput | None = None
+        self._viewed: PolicyInput | None = None
         self._running = _RunningEpisodes(vector_env.num_envs)
         self._names: list[str] = []
         self._steps_under_names = 0
@@ -154,19 +158,41 @@ class Rollout:
         return actions
 
     def _ask_agent(self, inputs: PolicyInput, sample: bool) -> npt.NDArray[Any]:
-        with (
-            torch.inference_mode(),
-            torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast),
-        ):
+        with torch.inference_mode(), self._precision():
+            obs, rl2s, time_idxs = self._tensors(inputs)
             actions, self.hidden_state = self.agent.get_actions(
-                obs={key: self._one_step(value) for key, value in inputs.obs.items()},
-                rl2s=self._one_step(inputs.rl2s),
-                time_idxs=self._one_step(inputs.time_idxs).unsqueeze(-1),
-                hidden_state=self.hidden_state,
-                sample=sample,
+                obs=obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=self.hidden_state, sample=sample
             )
-        array: npt.NDArray[Any] = actions.squeeze(1).cpu().numpy()
-        return array
+        array: npt.NDArray[Any] = (actions if actions.device.type == "cpu" else actions.cpu()).numpy()
+        return array.reshape(len(array), *array.shape[2:])
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast as it was asked for; entering it takes as long as a small layer, so only where it differs."""
+        if not self._autocast and not torch.is_autocast_enabled(self._device.type):
+            return _UNCHANGED
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
+
+    def _tensors(self, inputs: PolicyInput) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Observations, rl2s and time indices as sequences of length one, (N, 1, ...), on the agent's device.
+
+        On the CPU they are views of the arrays, which vector environments use again for every step. They are kept,
+        because every torch call lets go of the interpreter, and the thread that writes files may take it.
+        """
+        if self._viewed is not inputs:
+            self._viewed = inputs
+            self._views = (
+                {key: torch.from_numpy(value).unsqueeze(1) for key, value in inputs.obs.items()},
+                torch.from_numpy(inputs.rl2s).unsqueeze(1),
+                torch.from_numpy(inputs.time_idxs).view(-1, 1, 1),
+            )
+        if self._device.type == "cpu":
+            return self._views
+        obs, rl2s, time_idxs = self._views
+        return (
+            {key: value.to(self._device, non_blocking=True) for key, value in obs.items()},
+            rl2s.to(self._device, non_blocking=True),
+            time_idxs.to(self._device, non_blocking=True),
+        )
 
     def _nonfinite(self, inputs: PolicyInput) -> str | None:
         """Which observation that the agent saw is NaN or infinite, if one is."""
@@ -181,16 +207,12 @@ class Rollout:
                 )
         return None
 
-    def _one_step(self, array: npt.NDArray[Any]) -> Tensor:
-        """A batch as sequences of length one, (N, 1, ...): a view of the array if the agent is on the CPU."""
-        tensor = torch.from_numpy(array).unsqueeze(1)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
-
     def _count(self, step: VectorStep, remaining: npt.NDArray[np.int64] | None) -> None:
         """Adds a step to running episodes and frame counts, and finished episodes to the statistics."""
-        if step.env_names != self._names:
+        # Vector environments change names in a new list, so most steps need no comparison of them.
+        if step.env_names is not self._names:
             self._settle_names()
-            self._names = list(step.env_names)
+            self._names = step.env_names
         self._steps_under_names += 1
         self._running.add(step)
         for row in step.done_rows.tolist():
