@@ -7,14 +7,19 @@ the discounts' values, the length of sequences) is not here.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from amago.nets.actor_critic import Actor, ResidualActor
+from amago.experiment.policy_kinds import (
+    ACTORS,
+    TRAJ_ENCODERS,
+    TSTEP_ENCODERS,
+    Kind,
+    Weights,
+    axis_length,
+    num_modules,
+)
 from amago.nets.cnn import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.policy_dists import GMM
 
@@ -58,150 +63,6 @@ class Fact:
         return f"--set {self.setting}={'@' + value.__name__ if isinstance(value, type) else repr(value)}"
 
 
-Weights = Mapping[str, Tensor]
-Reader = Callable[[Weights], int | bool]
-
-
-def _axis(tensor: str, axis: int) -> Reader:
-    """Reads the length of an axis; 0 if there is no such tensor or axis."""
-
-    def read(weights: Weights) -> int:
-        found = weights.get(tensor)
-        return 0 if found is None or found.ndim <= axis else found.shape[axis]
-
-    return read
-
-
-def _layers(prefix: str, more: int = 0) -> Reader:
-    """Reads how many numbered modules follow a prefix; `more` are not numbered."""
-    pattern = re.compile(re.escape(prefix) + r"(\d+)")
-    return lambda weights: len({found[1] for name in weights if (found := pattern.match(name))}) + more
-
-
-def _ratio(number: Reader, unit: Reader) -> Reader:
-    """Reads how many times a size is another one."""
-    return lambda weights: number(weights) // max(1, unit(weights))
-
-
-def _has(tensor: str) -> Reader:
-    """Reads whether there is such a tensor."""
-    return lambda weights: tensor in weights
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """One kind of a part: the beginning of names that tells it, and its sizes, gin parameter and reader."""
-
-    name: str
-    marker: str
-    sizes: Mapping[str, Reader]
-    bound: Any = None
-
-
-_ATTENTION = "traj_encoder.tformer.layers.0."
-_MAMBA = "traj_encoder.mambas.0.mamba."
-_TSTEP_ENCODERS = (
-    _Kind(
-        "ff",
-        "tstep_encoder.base.",
-        {
-            "FFTstepEncoder.n_layers": _layers("tstep_encoder.base.layers.", more=1),
-            "FFTstepEncoder.d_hidden": _axis("tstep_encoder.base.in_layer.weight", 0),
-            "FFTstepEncoder.d_output": _axis("tstep_encoder.base.out_layer.weight", 0),
-        },
-    ),
-    _Kind(
-        "cnn",
-        "tstep_encoder.cnn.",
-        {
-            "CNNTstepEncoder.img_features": _axis("tstep_encoder.img_features.weight", 0),
-            "CNNTstepEncoder.rl2_features": _axis("tstep_encoder.rl2_features.weight", 0),
-            "CNNTstepEncoder.d_output": _axis("tstep_encoder.merge.weight", 0),
-        },
-    ),
-    _Kind(
-        "multimodal",
-        "tstep_encoder.obs_encoders.",
-        {
-            "MultiModalTstepEncoder.rl2_features": _axis("tstep_encoder.rl2_features.weight", 0),
-            "MultiModalTstepEncoder.n_layers": _layers("tstep_encoder.merge.layers.", more=1),
-            "MultiModalTstepEncoder.d_hidden": _axis("tstep_encoder.merge.in_layer.weight", 0),
-            "MultiModalTstepEncoder.d_output": _axis("tstep_encoder.merge.out_layer.weight", 0),
-        },
-    ),
-)
-_TRAJ_ENCODERS = (
-    _Kind(
-        "ff",
-        "traj_encoder.traj_blocks.",
-        {
-            "FFTrajEncoder.n_layers": _layers("traj_encoder.traj_blocks."),
-            "FFTrajEncoder.d_model": _axis("traj_encoder.traj_emb.weight", 0),
-            "FFTrajEncoder.d_ff": _axis("traj_encoder.traj_blocks.0.ff1.weight", 0),
-        },
-    ),
-    _Kind(
-        "rnn",
-        "traj_encoder.rnn.",
-        {
-            "GRUTrajEncoder.n_layers": _layers("traj_encoder.rnn.weight_hh_l"),
-            "GRUTrajEncoder.d_hidden": _axis("traj_encoder.rnn.weight_hh_l0", 1),
-            "GRUTrajEncoder.d_output": _axis("traj_encoder.out.weight", 0),
-        },
-    ),
-    _Kind(
-        "transformer",
-        "traj_encoder.tformer.",
-        {
-            "TformerTrajEncoder.n_layers": _layers("traj_encoder.tformer.layers."),
-            "TformerTrajEncoder.d_model": _axis("traj_encoder.tformer.inp.weight", 0),
-            "TformerTrajEncoder.d_ff": _axis(f"{_ATTENTION}ff1.weight", 0),
-            "TformerTrajEncoder.n_heads": _axis(f"{_ATTENTION}attention_layer.head_scaler", 2),
-            "TformerTrajEncoder.head_scaling": _has(f"{_ATTENTION}attention_layer.head_scaler"),
-            "TformerTrajEncoder.sigma_reparam": _has(f"{_ATTENTION}ff1.gamma"),
-            "TformerTrajEncoder.normformer_norms": _has(f"{_ATTENTION}norm2.norm.weight"),
-            "LearnablePosEmb.max_time_idx": _axis(
-                "traj_encoder.tformer.position_embedding.embeddings.weight", 0
-            ),
-        },
-    ),
-    _Kind(
-        "mamba",
-        "traj_encoder.mambas.",
-        {
-            "MambaTrajEncoder.n_layers": _layers("traj_encoder.mambas."),
-            "MambaTrajEncoder.d_model": _axis("traj_encoder.inp.weight", 0),
-            "MambaTrajEncoder.d_state": _axis(f"{_MAMBA}A_log", 1),
-            "MambaTrajEncoder.expand": _ratio(
-                _axis(f"{_MAMBA}A_log", 0), _axis("traj_encoder.inp.weight", 0)
-            ),
-            "MambaTrajEncoder.d_conv": _axis(f"{_MAMBA}conv1d.weight", 2),
-        },
-    ),
-)
-_ACTORS = (
-    _Kind(
-        "Actor",
-        "actor.base.",
-        {
-            "Actor.n_layers": _layers("actor.base.layers.", more=1),
-            "Actor.d_hidden": _axis("actor.base.in_layer.weight", 0),
-        },
-        Actor,
-    ),
-    _Kind(
-        "ResidualActor",
-        "actor.residual_blocks.",
-        {
-            "ResidualActor.residual_blocks": _layers("actor.residual_blocks."),
-            "ResidualActor.feature_dim": _axis("actor.inp.in_layer.weight", 0),
-            "ResidualActor.residual_ff_dim": _axis("actor.residual_blocks.0.0.weight", 0),
-        },
-        ResidualActor,
-    ),
-)
-
-
 _STATE = ("actor.base.in_layer.weight", "actor.inp.in_layer.weight")
 _POLICY = ("actor.base.out_layer.weight", "actor.out.weight")
 
@@ -210,14 +71,14 @@ def facts_of(weights: Weights) -> list[Fact]:
     """What the weights of an agent tell, part by part; a part that is not ours has the kind "unknown"."""
     heads = _Heads.read(weights)
     facts = heads.facts()
-    facts += _part("timestep encoder", "--tstep-encoder", "tstep_encoder.", _TSTEP_ENCODERS, weights)
-    if seen := _axis("tstep_encoder.base.in_layer.weight", 1)(weights):
+    facts += _part("timestep encoder", "--tstep-encoder", "tstep_encoder.", TSTEP_ENCODERS, weights)
+    if seen := axis_length("tstep_encoder.base.in_layer.weight", 1)(weights):
         facts.append(Fact("timestep encoder", "numbers that it sees", seen))
     facts += _images(weights)
-    facts += _part("memory", "--traj-encoder", "traj_encoder.", _TRAJ_ENCODERS, weights)
+    facts += _part("memory", "--traj-encoder", "traj_encoder.", TRAJ_ENCODERS, weights)
     if any(fact.setting == "LearnablePosEmb.max_time_idx" for fact in facts):
         facts.append(Fact("memory", "pos_emb", "learned", "TformerTrajEncoder.pos_emb"))
-    facts += _part("actor", f"{heads.selector}.actor_type", "actor.", _ACTORS, weights)
+    facts += _part("actor", f"{heads.selector}.actor_type", "actor.", ACTORS, weights)
     return [*facts, *_critics(weights, heads)]
 
 
@@ -230,7 +91,7 @@ def differences(found: Iterable[Fact], wanted: Iterable[Fact]) -> list[tuple[Fac
     return [(fact, other) for fact, other in unlike if fact.name == "kind" or fact.part not in other_kinds]
 
 
-def _part(part: str, setting: str, prefix: str, kinds: Iterable[_Kind], weights: Weights) -> list[Fact]:
+def _part(part: str, setting: str, prefix: str, kinds: Iterable[Kind], weights: Weights) -> list[Fact]:
     """Which of `kinds` a part is, and its sizes, without those that do not show."""
     for kind in kinds:
         if any(name.startswith(kind.marker) for name in weights):
@@ -249,7 +110,7 @@ def _part(part: str, setting: str, prefix: str, kinds: Iterable[_Kind], weights:
 
 def _images(weights: Weights) -> list[Fact]:
     """Which convolutional network a timestep encoder has; its strides do not show."""
-    kernel = _axis("tstep_encoder.cnn.conv1.weight", 2)(weights)
+    kernel = axis_length("tstep_encoder.cnn.conv1.weight", 2)(weights)
     cnn: type
     if any(name.startswith("tstep_encoder.cnn.blocks.") for name in weights):
         cnn = IMPALAishCNN
@@ -279,11 +140,11 @@ class _Heads:
     @classmethod
     def read(cls, weights: Weights) -> _Heads:
         """Critics of one kind see the state alone and value every action; the others see action and discount."""
-        discounts = _axis("popart.mu", 0)(weights)
-        state = max(_axis(name, 1)(weights) for name in _STATE)
-        policy = max(_axis(name, 0)(weights) for name in _POLICY)
-        seen = _axis("critics.net.inp_layer.weight", 1)(weights)
-        values = _axis("critics.net.output_layer.weight", 2)(weights)
+        discounts = axis_length("popart.mu", 0)(weights)
+        state = max(axis_length(name, 1)(weights) for name in _STATE)
+        policy = max(axis_length(name, 0)(weights) for name in _POLICY)
+        seen = axis_length("critics.net.inp_layer.weight", 1)(weights)
+        values = axis_length("critics.net.output_layer.weight", 2)(weights)
         if not (discounts and state and policy and values) or seen < state:
             return cls(agent=UNKNOWN, discounts=discounts)
         if seen == state:
@@ -319,10 +180,10 @@ def _critics(weights: Weights, heads: _Heads) -> list[Fact]:
         return []
     name = "NCriticsTwoHot" if heads.agent == "multitask" else "NCritics"
     sizes = {
-        f"{heads.selector}.num_critics": _axis("critics.net.inp_layer.weight", 0),
-        f"{name}.n_layers": _layers("critics.net.core_layers.", more=1),
-        f"{name}.d_hidden": _axis("critics.net.inp_layer.weight", 2),
+        f"{heads.selector}.num_critics": axis_length("critics.net.inp_layer.weight", 0),
+        f"{name}.n_layers": num_modules("critics.net.core_layers.", more=1),
+        f"{name}.d_hidden": axis_length("critics.net.inp_layer.weight", 2),
     }
     if heads.agent == "multitask":
-        sizes[f"{name}.output_bins"] = _axis("critics.net.output_layer.weight", 2)
+        sizes[f"{name}.output_bins"] = axis_length("critics.net.output_layer.weight", 2)
     return [Fact("critics", key.partition(".")[2], read(weights), key) for key, read in sizes.items()]
