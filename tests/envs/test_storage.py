@@ -1,5 +1,6 @@
 """Trajectory files: names, both formats, slices, and files that are torn, foreign or dangerous."""
 
+import io
 import os
 import pickle
 import threading
@@ -23,6 +24,7 @@ from amago.hindsight import (
     trajectory_filename,
     trajectory_length,
 )
+from amago.hindsight.archive import stored_archive
 
 FORMATS = ["npz", "npz-compressed", "traj"]
 
@@ -381,3 +383,22 @@ def test_arrays_of_any_order_and_of_the_other_byte_order_are_read(tmp_path, make
     part = load_slice(tmp_path / "x.npz", 2, 5)
     np.testing.assert_array_equal(part.rl2s, frozen.rl2s[2:6])
     np.testing.assert_array_equal(part.actions, frozen.actions[2:5])
+
+
+def test_an_archive_holds_what_numpy_would_have_written():
+    arrays = {
+        "_OBS_KEY_größe/links": np.arange(24, dtype=np.float64).reshape(4, 3, 2),
+        "nothing": np.zeros((3, 0), np.int8),
+        "dones": np.array([[True], [False]]),
+        "pixels": np.arange(256, dtype=np.uint8).reshape(1, 16, 16),
+        "half": np.ones((2, 1), np.float16),
+    }
+    data = stored_archive(arrays)
+    by_numpy = io.BytesIO()
+    np.savez(by_numpy, **arrays)
+    with zipfile.ZipFile(io.BytesIO(data)) as ours, zipfile.ZipFile(by_numpy) as theirs:
+        assert ours.testzip() is None
+        assert ours.namelist() == theirs.namelist()
+        for name in theirs.namelist():
+            assert ours.read(name) == theirs.read(name)
+    assert data == stored_archive(arrays), "equal arrays give equal files"

@@ -13,13 +13,12 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from safetensors.numpy import save as to_safetensors
 
+from amago.hindsight.archive import MAX_BYTES, stored_archive
 from amago.hindsight.filenames import (
     TrajectoryName,
     clean_env_name,
@@ -87,27 +86,28 @@ def save_trajectory(frozen: FrozenTraj, path: Path, save_as: str, env_name: str)
         ValueError: for an unknown format, or arrays of Python objects.
         OSError: if it cannot be written (no folder, no space); nothing is left behind.
     """
-    target = path.with_name(strip_suffix(path.name) + save_suffix(save_as))
+    target = os.path.join(path.parent, strip_suffix(path.name) + save_suffix(save_as))
     arrays = {name: np.ascontiguousarray(array) for name, array in frozen.to_dict().items()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise ValueError(f"{name} has dtype {array.dtype}; trajectories hold numbers, not Python objects")
-    with _whole_file(target) as file:
-        if save_as == "traj":
-            metadata = {
-                "format": "amago-trajectory",
-                "version": TRAJ_VERSION,
-                "length": str(len(frozen)),
-                "env_name": env_name,
-            }
-            file.write(to_safetensors(arrays, metadata=metadata))
-        else:
-            # In memory first: an archive whose file fills the disk would fail once more when it is closed.
-            archive = io.BytesIO()
-            save_archive = np.savez if save_as == "npz" else np.savez_compressed
-            save_archive(archive, **arrays)  # type: ignore[arg-type]
-            file.write(archive.getbuffer())
-    return target
+    if save_as == "traj":
+        metadata = {
+            "format": "amago-trajectory",
+            "version": TRAJ_VERSION,
+            "length": str(len(frozen)),
+            "env_name": env_name,
+        }
+        _write_whole(target, to_safetensors(arrays, metadata=metadata))
+    elif save_as == "npz" and sum(array.nbytes for array in arrays.values()) < MAX_BYTES:
+        _write_whole(target, stored_archive(arrays))
+    else:
+        # In memory first: an archive whose file fills the disk would fail once more when it is closed.
+        archive = io.BytesIO()
+        save_archive = np.savez if save_as == "npz" else np.savez_compressed
+        save_archive(archive, **arrays)  # type: ignore[arg-type]
+        _write_whole(target, archive.getbuffer())
+    return Path(target)
 
 
 def load_trajectory(path: Path) -> FrozenTraj:
@@ -160,21 +160,24 @@ def remove_unfinished(folder: Path) -> int:
     return removed
 
 
-@contextlib.contextmanager
-def _whole_file(target: Path) -> Iterator[IO[bytes]]:
+def _write_whole(target: str, data: bytes | memoryview) -> None:
+    """Writes a file that is never seen in part; in few calls, as each lets go of the interpreter."""
+    folder, name = os.path.split(target)
     # A leading dot and an ending of its own keep the unfinished file out of every listing of trajectories.
-    aside = target.with_name(
-        f".{target.name}.{os.getpid()}-{threading.get_ident()}-{next(_write_numbers)}{UNFINISHED_SUFFIX}"
-    )
+    unique = f"{os.getpid()}-{threading.get_ident()}-{next(_write_numbers)}"
+    aside = os.path.join(folder, f".{name}.{unique}{UNFINISHED_SUFFIX}")
     try:
-        with aside.open("xb") as file:
-            yield file
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            rest = memoryview(data)
+            while rest.nbytes:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
         os.replace(aside, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            os.unlink(aside)
         if isinstance(error, OSError):
-            raise OSError(
-                error.errno, f"cannot write trajectories to {target.parent}: {error.strerror}"
-            ) from error
+            raise OSError(error.errno, f"cannot write trajectories to {folder}: {error.strerror}") from error
         raise
