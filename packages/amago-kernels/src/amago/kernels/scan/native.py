@@ -13,11 +13,10 @@ from torch import Tensor
 
 from amago.kernels.native import DTYPES, SELECTIVE_SCAN, operand
 from amago.kernels.scan import fast
+from amago.kernels.scan.op import Gradients, recurrence_operator
 from amago.kernels.scan.precision import computing_dtype
 from amago.kernels.scan.recurrence import CHUNK, num_chunks
 from amago.kernels.scan.reference import skip_and_gate, step_size
-
-_Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def unsupported(u: Tensor, *_: object, **__: object) -> list[str]:
@@ -63,28 +62,7 @@ def forward(
     return y, last, starts
 
 
-def _recurrence(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward` with the states that its backward pass needs."""
-    return forward(u, delta, A, B, C, initial_state, save=True)
-
-
-scan_recurrence = torch.library.custom_op(
-    "amago_kernels::selective_scan", _recurrence, mutates_args=(), device_types="cpu"
-)
-
-
-@scan_recurrence.register_fake
-def _(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    starts = u.new_empty((num_chunks(u.shape[0]), *initial_state.shape))
-    return u.new_empty(u.shape), u.new_empty(initial_state.shape), starts
-
-
-@torch.library.custom_op("amago_kernels::selective_scan_backward", mutates_args=(), device_types="cpu")
-def scan_recurrence_backward(
+def backward(
     grad_y: Tensor,
     grad_last: Tensor,
     u: Tensor,
@@ -93,7 +71,7 @@ def scan_recurrence_backward(
     B: Tensor,
     C: Tensor,
     starts: Tensor,
-) -> _Gradients:
+) -> Gradients:
     """`recurrence.backward`."""
     _, rows, channels = u.shape
     kernels = SELECTIVE_SCAN.load()
@@ -118,37 +96,9 @@ def scan_recurrence_backward(
     return grad_u, grad_delta, grad_A.sum(0), grad_B.sum(0), grad_C.sum(0), grad_initial
 
 
-@scan_recurrence_backward.register_fake
-def _(
-    grad_y: Tensor,
-    grad_last: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    starts: Tensor,
-) -> _Gradients:
-    shapes = (u.shape, u.shape, A.shape, B.shape, C.shape, starts.shape[1:])
-    grad_u, grad_delta, grad_A, grad_B, grad_C, grad_initial = (u.new_empty(shape) for shape in shapes)
-    return grad_u, grad_delta, grad_A, grad_B, grad_C, grad_initial
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], output[2])
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> _Gradients:
-    u, *_rest, starts = ctx.saved_tensors
-    grad_y = torch.zeros_like(u) if grad_y is None else grad_y
-    grad_last = torch.zeros_like(starts[0]) if grad_last is None else grad_last
-    gradients: _Gradients = scan_recurrence_backward(grad_y, grad_last, *ctx.saved_tensors)
-    return gradients
-
-
-scan_recurrence.register_autograd(_backward, setup_context=_save_for_backward)
+scan_recurrence, scan_recurrence_backward = recurrence_operator(
+    "cpp_selective_scan", forward, backward, device_types="cpu"
+)
 
 scan = functools.partial(fast.scan, traced=scan_recurrence, plain=forward)
 
