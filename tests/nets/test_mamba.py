@@ -32,7 +32,7 @@ def rollout(encoder, seq, hidden_state=None):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["auto", "torch", "eager"])
+@pytest.mark.parametrize("backend", ["auto", "torch", "eager", "cpp"])
 def test_the_golden_numbers(torch_golden, assert_forward, backend):
     case = torch_golden("mamba_traj")
     encoder = MambaTrajEncoder(**case.args["kwargs"], backend=backend)

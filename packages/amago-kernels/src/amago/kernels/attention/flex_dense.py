@@ -26,6 +26,7 @@ from amago.kernels.attention.mods import (
 from amago.kernels.attention.reference import visible, zero_padding
 from amago.kernels.attention.sdpa import fused
 from amago.kernels.attention.step import fused_step, mix, places, scores_of, write
+from amago.kernels.precision import accumulation_dtype
 
 
 def sdpa_unsupported(*_: object, **options: Any) -> list[str]:
@@ -54,11 +55,6 @@ def _weights(scores: Tensor, seen: Tensor | None, dropout_p: float, dtype: torch
     return F.dropout(weights.to(dtype), dropout_p)
 
 
-def _at_least_float32(scores: Tensor) -> Tensor:
-    """Scores in the precision in which score functions compute, whatever the inputs' own is."""
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-
-
 def attention(
     q: Tensor,
     k: Tensor,
@@ -72,7 +68,9 @@ def attention(
     scale: float,
 ) -> Tensor:
     """The specification of `amago.kernels.flex_attention`."""
-    scores = _at_least_float32(q.transpose(1, 2) @ k.permute(0, 2, 3, 1)) * scale  # (B, H, L, L)
+    # Score functions compute in float32 at least, whatever the inputs' own precision is.
+    products = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)  # (B, H, L, L)
+    scores = products.to(accumulation_dtype(products)) * scale
     if score_mod is not None:
         scores = change_scores(score_mod, scores)
     weights = _weights(scores, _seen(q, mask_mod, causal, lengths), dropout_p, v.dtype)
@@ -110,7 +108,8 @@ def step(
 ) -> Tensor:
     """The specification of `amago.kernels.flex_attention_step`."""
     now, slots, seen = places(cache, write(k, v, cache))
-    scores = _at_least_float32(scores_of(q.to(cache.keys.dtype), cache.keys)) * scale  # (B, H, W)
+    products = scores_of(q.to(cache.keys.dtype), cache.keys)  # (B, H, W)
+    scores = products.to(accumulation_dtype(products)) * scale
     if score_mod is not None:
         scores = change_step_scores(score_mod, scores, now, slots)
     seen = seen.unsqueeze(1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.native import ATTENTION_STEP, DTYPES, operand
+from amago.kernels.precision import needs_gradient
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, **_: object) -> list[str]:
@@ -22,7 +23,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, **_: object) 
     if cache.keys.dtype not in DTYPES or cache.values.dtype != cache.keys.dtype:
         names = ", ".join(DTYPES.values())
         reasons.append(f"the cache is {cache.keys.dtype} and {cache.values.dtype}, not one of {names}")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, cache.keys, cache.values)):
+    if needs_gradient(q, k, v, cache.keys, cache.values):
         reasons.append("it has no gradient, and an input needs one")
     if cache.keys.stride(-1) != 1 or cache.values.stride(-1) != 1:
         reasons.append("the numbers of a head do not lie side by side in the cache")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amago.kernels.attention.reference import visible, zero_padding
+from amago.kernels.precision import full_precision, needs_gradient
 
 
 def unsupported(*_: Tensor, **options: Any) -> list[str]:
@@ -30,8 +31,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     q, k, v = (heads_first(x) for x in (q, k, v))
     half = q.dtype in (torch.bfloat16, torch.float16)
     slow = half and q.device.type == "cpu" and q.shape[2] <= _LONGEST_IN_FLOAT32
-    if slow and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        with torch.autocast("cpu", enabled=False):
+    if slow and needs_gradient(q, k, v):
+        with full_precision(q.device):
             out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **options).to(q.dtype)
     else:
         out = F.scaled_dot_product_attention(q, k, v, **options)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amago.kernels.scan.precision import needs_gradient
+from amago.kernels.precision import needs_gradient
 
 INSTALL = "pip install mamba-ssm --no-build-isolation"
 _MAX_STATES = 256

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from amago.kernels.precision import accumulation_dtype, needs_gradient
 from amago.kernels.scan import recurrence
 from amago.kernels.scan.op import selective_recurrence
-from amago.kernels.scan.precision import computing_dtype, needs_gradient
 from amago.kernels.scan.reference import skip_and_gate, step_size
 
 Recurrence = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -46,7 +46,7 @@ def scan(
         traced: computes the recurrence where autograd or a compiler follows.
         plain: computes it where nobody does.
     """
-    dtype = computing_dtype(u, delta, A, B, C, D, z, delta_bias, initial_state)
+    dtype = accumulation_dtype(u, delta, A, B, C, D, z, delta_bias, initial_state)
     inputs = _channels_last(u, dtype)
     steps = step_size(_channels_last(delta, dtype), delta_bias, delta_softplus).to(dtype)
     if initial_state is None:
@@ -84,7 +84,7 @@ def step(
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """One timestep, the state laid out with the channels last in memory, in as few temporaries as possible."""
-    dtype = computing_dtype(state, u, delta, A, B, C, D, z, delta_bias)
+    dtype = accumulation_dtype(state, u, delta, A, B, C, D, z, delta_bias)
     delta = step_size(delta.to(dtype), delta_bias, delta_softplus)  # (B, d)
     inputs = u.to(dtype)
     decay = torch.exp(delta.unsqueeze(1) * A.to(dtype).t().contiguous())  # (B, n, d)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from amago.kernels.native import DTYPES, SELECTIVE_SCAN, operand
+from amago.kernels.precision import accumulation_dtype
 from amago.kernels.scan import fast
 from amago.kernels.scan.op import Gradients, recurrence_operator
-from amago.kernels.scan.precision import computing_dtype
 from amago.kernels.scan.recurrence import CHUNK, num_chunks
 from amago.kernels.scan.reference import skip_and_gate, step_size
 
@@ -117,7 +117,7 @@ def step(
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan_step`: a sequence of one timestep."""
-    dtype = computing_dtype(state, u, delta, A, B, C, D, z, delta_bias)
+    dtype = accumulation_dtype(state, u, delta, A, B, C, D, z, delta_bias)
     inputs = u.to(dtype)
     arguments = (
         _dense(inputs).unsqueeze(0),

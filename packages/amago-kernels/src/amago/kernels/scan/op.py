@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amago.kernels.precision import full_precision
 from amago.kernels.scan import recurrence
-from amago.kernels.scan.precision import full_precision
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

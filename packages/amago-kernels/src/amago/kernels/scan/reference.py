@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.kernels.scan.precision import computing_dtype
+from amago.kernels.precision import accumulation_dtype
 
 
 def step(
@@ -32,7 +32,7 @@ def step(
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """One timestep: state (B, d, n); u, delta, z (B, d); B, C (B, n) -> y (B, d) and the next state."""
-    dtype = computing_dtype(state, u, delta, A, B, C, D, z, delta_bias)
+    dtype = accumulation_dtype(state, u, delta, A, B, C, D, z, delta_bias)
     delta = step_size(delta.to(dtype), delta_bias, delta_softplus)
     inputs = u.to(dtype)
     decay = torch.exp(delta.unsqueeze(-1) * A)  # (B, d, n)

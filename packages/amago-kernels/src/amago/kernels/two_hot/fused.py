@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from amago.kernels.precision import accumulation_dtype
 from amago.kernels.two_hot.bins import Bins
-from amago.kernels.two_hot.reference import accumulation_dtype
 
 _BLOCK = 128 * 1024  # numbers of a block; half a megabyte in float32 stays in the cache of a core
 _REACH = 6.0  # standard deviations beyond which a normal distribution is 0 in float32

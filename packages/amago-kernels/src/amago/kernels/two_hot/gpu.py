@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from amago.kernels import triton_runtime
+from amago.kernels.precision import traced
 from amago.kernels.two_hot import op
 from amago.kernels.two_hot.bins import Bins
 
@@ -26,11 +27,6 @@ def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
     if logits.numel() > _MAX_ROWS * logits.shape[-1]:
         reasons.append(f"it takes at most {_MAX_ROWS} rows, got logits {tuple(logits.shape)}")
     return reasons
-
-
-def _traced(logits: Tensor) -> bool:
-    """Whether autograd or a compiler follows the call; if not, it goes past torch's dispatcher."""
-    return torch.compiler.is_compiling() or (torch.is_grad_enabled() and logits.requires_grad)
 
 
 def _plain(x: Tensor, rows: torch.Size) -> Tensor:
@@ -58,7 +54,7 @@ class GpuTwoHot:
         sharpness: float,
     ) -> Tensor:
         rows = logits.shape[:-1]
-        run = op.cross_entropy_op if _traced(logits) else op.cross_entropy
+        run = op.cross_entropy_op if traced(logits) else op.cross_entropy
         loss: Tensor = run(
             logits,
             _plain(target, rows),
@@ -93,6 +89,6 @@ class GpuTwoHot:
 
     def two_hot_mean(self, logits: Tensor, bins: Bins) -> Tensor:
         """See `amago.kernels.two_hot_mean`."""
-        run = op.expected_return_op if _traced(logits) else op.expected_return
+        run = op.expected_return_op if traced(logits) else op.expected_return
         value: Tensor = run(logits, float(bins.low), float(bins.high), bins.symlog, self._kernels)
         return value

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from amago.kernels.native import DTYPES, TWO_HOT, operand
+from amago.kernels.precision import accumulation_dtype, traced
 from amago.kernels.two_hot.bins import Bins
 from amago.kernels.two_hot.fused import hl_gauss_window, two_hot_window
-from amago.kernels.two_hot.reference import accumulation_dtype
 
 
 def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
@@ -194,18 +194,13 @@ def _mean_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 expected_value.register_autograd(_mean_backward, setup_context=_save_for_mean)
 
 
-def _traced(logits: Tensor) -> bool:
-    """Whether autograd or a compiler follows the call; if not, it goes past torch's dispatcher (some 50 us)."""
-    return torch.compiler.is_compiling() or (torch.is_grad_enabled() and logits.requires_grad)
-
-
 def _cross_entropy(
     logits: Tensor, window: tuple[Tensor, Tensor], mask: Tensor | None, weight: Tensor | None
 ) -> Tensor:
     """The loss against labels in windows: index and label (..., w), broadcast over the rows of the logits."""
     index, label = window
     rows = logits.shape[:-1]
-    run = windowed_cross_entropy if _traced(logits) else _windowed_cross_entropy
+    run = windowed_cross_entropy if traced(logits) else _windowed_cross_entropy
     loss, _ = run(
         logits,
         index[..., 0].expand(rows),
@@ -234,6 +229,6 @@ def hl_gauss_cross_entropy(
 
 def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:
     """See `amago.kernels.two_hot_mean`."""
-    run = expected_value if _traced(logits) else _expected_value
+    run = expected_value if traced(logits) else _expected_value
     mean, _ = run(logits, bins.points(accumulation_dtype(logits), logits.device))
     return bins.returns(mean)

@@ -13,12 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from amago.kernels.precision import accumulation_dtype
 from amago.kernels.two_hot.bins import Bins
-
-
-def accumulation_dtype(logits: Tensor) -> torch.dtype:
-    """What sums over bins are computed in: float64 for float64 logits, else float32."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def two_hot_labels(target: Tensor, bins: Bins) -> Tensor:

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from amago.kernels import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
-from amago.kernels.two_hot.reference import accumulation_dtype, hl_gauss_labels, two_hot_labels
+from amago.kernels.two_hot.reference import hl_gauss_labels, two_hot_labels
 from amago.nets.actor_critic.base import BaseCriticHead
 from amago.nets.actor_critic.critic import state_action_mlp
 from amago.nets.actor_critic.ensemble import EnsembleMLP
+from amago.nets.precision import at_least_float32
 
 DEFAULT_RETURN_LIMIT = 100_000.0
 _INIT_WIDTH = 4.0  # bins; standard deviation of what a critic with an `init_value` predicts at first
@@ -185,7 +186,7 @@ class NCriticsTwoHot(BaseCriticHead):
 
         Training does not build them, see `cross_entropy`; a subclass that overrides this method is followed.
         """
-        target = raw_td_target.squeeze(-1).to(accumulation_dtype(raw_td_target))
+        target = at_least_float32(raw_td_target.squeeze(-1))
         if self.label_type == "hlgauss":
             return hl_gauss_labels(target, self.bins, self.sigma)
         return two_hot_labels(target, self.bins)
