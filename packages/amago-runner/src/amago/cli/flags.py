@@ -69,7 +69,8 @@ TstepEncoder = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="What sees a step: ff, cnn, multimodal. Unset: by what it sees.",
+        help="What sees a step: ff, cnn, multimodal.",
+        show_default="by the observations",
         rich_help_panel=_AGENT,
     ),
 ]
