@@ -5,6 +5,7 @@ import torch
 
 from amago import kernels
 from amago.kernels import Bins
+from amago.kernels.scan import triton_kernels as scan
 from amago.kernels.triton_runtime import INTERPRETED
 from amago.kernels.two_hot import triton_kernels as two_hot
 from amago.kernels.two_hot.rows import row_axes
@@ -14,8 +15,8 @@ FLOATS = ("target", "weight", "loss", "grad", "value")
 NUMBERS = ("low", "high", "start", "width", "sharpness")
 
 
-def test_the_interpreter_runs_the_two_hot_kernels(run_in_interpreter):
-    run_in_interpreter("test_two_hot.py", "test_two_hot_triton.py")
+def test_the_interpreter_runs_the_two_hot_and_scan_kernels(run_in_interpreter):
+    run_in_interpreter("test_two_hot.py", "test_two_hot_triton.py", "test_scan_triton.py")
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])
@@ -36,11 +37,32 @@ def test_two_hot_kernels_compile_with_loads_and_stores_of_sixteen_bytes(compile_
         assert "backward" not in kernel.__name__ or "st.global.v4.b32" in ptx
 
 
+SEQUENCES = ("u", "delta", "B", "C", "z", "grad_y", "y", "grad_u", "grad_delta", "grad_z")
+STATES = ("A", "D", "bias", "initial", "last", "starts", "grad_last", "workspace", "grad_initial")
+PARTS = ("part_A", "part_B", "part_C", "part_D", "part_bias")
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])
+@pytest.mark.parametrize("states", [16, 64])
+def test_scan_kernels_compile(compile_for_gpu, states, capability, dtype):
+    arguments = dict.fromkeys(SEQUENCES, dtype) | dict.fromkeys((*STATES, *PARTS), "*fp32")
+    arguments |= dict.fromkeys(("u2", "delta2", "B2", "C2", "z2", "y2", "A1"), 1)
+    arguments |= {"SOFTPLUS": True, "SAVE": True, "T": 16, "E": 8, "N": states, "W": states}
+    plain = {"z": None, "D": None, "bias": None, "initial": None, "SOFTPLUS": False, "SAVE": False, "rows": 1}
+    for kernel in (scan._forward, scan._backward):
+        for options in ({}, plain):
+            compile_for_gpu(kernel, capability, arguments | options, warps=1)
+
+
 def test_a_call_that_cannot_run_says_why():
     with pytest.raises(RuntimeError, match="need a CUDA device and logits is on cpu"):
         kernels.two_hot_mean(torch.zeros(2, 5), Bins(-1.0, 1.0, 5), backend="triton")
     with pytest.raises(RuntimeError, match="at most 4096 bins, got 5000"):
         kernels.two_hot_mean(torch.zeros(2, 5000), Bins(-1.0, 1.0, 5000), backend="triton")
+    sequence, rates = torch.zeros(2, 3, 4), torch.zeros(3, 300, dtype=torch.float64)
+    shared = torch.zeros(2, 300, 4)
+    with pytest.raises(RuntimeError, match=r"CUDA device and u is on cpu.* float64; .*at most 256 .*got 300"):
+        kernels.selective_scan(sequence, sequence, rates, shared, shared, backend="triton")
 
 
 def test_rows_that_tensors_lay_out_alike_are_one_axis_and_what_is_shared_is_not_copied():

@@ -54,7 +54,7 @@ def assert_errs_at_most_twice_as_much_as_eager(call, logits):
 
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [2, 101, 128])
+@pytest.mark.parametrize("n", [2, 101])
 @pytest.mark.parametrize("symlog", [True, False])
 @pytest.mark.parametrize("kind", LOSSES)
 def test_triton_losses_err_at_most_twice_as_much_as_eager(kind, symlog, n, dtype):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import SELECTIVE_SCAN
-from amago.kernels.scan import external, fast, native, reference
-from amago.kernels.scan.precision import full_precision
+from amago.kernels.precision import full_precision
+from amago.kernels.scan import external, fast, gpu, native, reference
+from amago.kernels.triton_runtime import Triton
 
 __all__ = ["selective_scan", "selective_scan_step"]
 
@@ -22,6 +23,7 @@ register(
     "selective_scan",
     [
         Implementation(Backend.MAMBA_SSM, external.scan, external.scan_unsupported, external.MambaSsm()),
+        Implementation(Backend.TRITON, gpu.scan, gpu.unsupported, Triton()),
         Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN),
         Implementation(Backend.TORCH, fast.scan),
         Implementation(Backend.EAGER, reference.scan),
@@ -31,6 +33,7 @@ register(
     "selective_scan_step",
     [
         Implementation(Backend.MAMBA_SSM, external.step, external.step_unsupported, external.MambaSsm()),
+        Implementation(Backend.TRITON, gpu.step, gpu.step_unsupported, Triton()),
         Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN),
         Implementation(Backend.TORCH, fast.step, fast.step_unsupported),
         Implementation(Backend.EAGER, reference.step),
@@ -135,7 +138,8 @@ def selective_scan(
         delta_softplus: softplus makes `delta` positive.
         initial_state: h_0 (B, d, n), zeros by default.
         return_last_state: also return h_L (B, d, n).
-        backend: "eager", "torch", "cpp", "mamba_ssm", or None / "auto" for the first that can run the call.
+        backend: "eager", "torch", "cpp", "triton", "mamba_ssm", or None / "auto" for the first that can
+            run the call.
 
     Returns:
         y (B, d, L) in the dtype of u; with `return_last_state` a tuple of it and the last state. Both carry
@@ -198,8 +202,8 @@ def selective_scan_step(
         B, C: (B, n).
         D, delta_bias: (d,).
         delta_softplus: softplus makes `delta` positive.
-        backend: "eager", "torch", "cpp" and "mamba_ssm" (these without gradients), or None / "auto" for the first
-            that can run the call.
+        backend: "eager", "triton", "torch", "cpp" and "mamba_ssm" (these three without gradients), or None /
+            "auto" for the first that can run the call.
 
     Returns:
         y_t (B, d) in the dtype of u, and h_t (B, d, n).

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from amago.kernels.triton_numbers import expm1, log1p
 from amago.kernels.triton_runtime import on_device_of
 from amago.kernels.two_hot.bins import Bins
 from amago.kernels.two_hot.rows import RowAxes
@@ -47,27 +48,12 @@ def _softmax(x, live):
 
 
 @triton.jit
-def _log1p(x):
-    """log(1 + x) for x >= 0: the quotient makes up for the digits that 1 + x loses (Higham 2002, sec. 1.14.1)."""
-    up = 1.0 + x
-    return tl.where(up == 1.0, x, tl.log(up) * (x / tl.where(up == 1.0, 1.0, up - 1.0)))
-
-
-@triton.jit
-def _expm1(x):
-    """exp(x) - 1 for x >= 0, with the digits that the difference loses (Higham 2002, sec. 1.14.1)."""
-    up = tl.exp(x)
-    close = (up - 1.0) * (x / tl.where(up == 1.0, 1.0, tl.log(up)))
-    return tl.where(up == 1.0, x, tl.where(x > 1.0, up - 1.0, close))
-
-
-@triton.jit
 def _position(target, low, high, start, width, N: tl.constexpr, SYMLOG: tl.constexpr):
     """`Bins.position` of targets (R). Comparisons, not minima: a NaN has to stay one."""
     x = tl.where(target < low, low, target)
     x = tl.where(x > high, high, x)
     if SYMLOG:
-        size = _log1p(tl.abs(x))
+        size = log1p(tl.abs(x))
         x = tl.where(x < 0.0, -size, size)
     position = (x - start) / width
     position = tl.where(position < 0.0, 0.0, position)
@@ -183,7 +169,7 @@ def _mean(
     point = start + width * bins.to(tl.float32)
     result = tl.sum(e * point[None, :], axis=1) / total
     if SYMLOG:
-        size = _expm1(tl.abs(result))
+        size = expm1(tl.abs(result))
         result = tl.where(result < 0.0, -size, size)
     tl.store(value + _place(row, size1, size2, value0, value1, value2, AXES), result, inside)
 
