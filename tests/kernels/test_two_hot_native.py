@@ -16,14 +16,6 @@ HALVES = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture
-def poisoned():
-    """Uninitialised memory is filled with NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
 def threads():
     """Sets the number of torch's threads, and puts it back."""
     before = torch.get_num_threads()

@@ -6,7 +6,7 @@ own must equal. Sizes and numbers are drawn from the seed that is part of each t
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gin
@@ -179,6 +179,21 @@ def same_update() -> Callable[[nn.Module, Tensor, nn.Module, Tensor], None]:
                 )
 
     return compare
+
+
+@pytest.fixture
+def episodes() -> Callable[[Tensor], Iterator[tuple[int, slice]]]:
+    """The rows and steps of each episode of a rollout, from where it `ended` (rows, steps) bool."""
+
+    def find(ended: Tensor) -> Iterator[tuple[int, slice]]:
+        for row, ends in enumerate(ended.tolist()):
+            start = 0
+            for stop in (*(t + 1 for t, end in enumerate(ends) if end), len(ends)):
+                if stop > start:
+                    yield row, slice(start, stop)
+                start = stop
+
+    return find
 
 
 @pytest.fixture

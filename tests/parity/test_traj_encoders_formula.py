@@ -85,7 +85,7 @@ def test_the_recurrent_encoder(f64, draw, same_as_formula, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_of_the_recurrent_encoder_with_resets_equal_one_sequence_per_episode(
-    f64, draw, same_forward, f64_weights, seed
+    f64, draw, episodes, same_forward, f64_weights, seed
 ):
     d = draw(seed)
     width, units, layers, rows, steps = d.size(1, 6), d.size(1, 6), d.size(1, 2), d.size(1, 4), d.size(4, 12)
@@ -98,15 +98,10 @@ def test_steps_of_the_recurrent_encoder_with_resets_equal_one_sequence_per_episo
             hidden = encoder.reset_hidden_state(hidden, ended[:, t])
             outs.append(out)
     y, w = torch.cat(outs, 1), f64_weights(encoder)
-    for row in range(rows):
-        start = 0
-        for t in range(steps):
-            if ended[row, t] or t == steps - 1:
-                zeros = torch.zeros(layers, 1, units, dtype=torch.float64)
-                episode = seq[row : row + 1, start : t + 1].double()
-                expected, _ = recurrent(f64, w, episode, layers, zeros, "layer")
-                same_forward(y[row : row + 1, start : t + 1], expected)
-                start = t + 1
+    for row, steps_of_it in episodes(ended):
+        zeros = torch.zeros(layers, 1, units, dtype=torch.float64)
+        expected, _ = recurrent(f64, w, seq[row : row + 1, steps_of_it].double(), layers, zeros, "layer")
+        same_forward(y[row : row + 1, steps_of_it], expected)
 
 
 def test_the_identity_is_exactly_that(draw):

@@ -151,7 +151,7 @@ def test_float64_networks(f64, draw, f64_weights, positions):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("positions", ["fixed", "learned", "rope"])
 def test_cached_steps_past_the_window_equal_windowed_attention(
-    f64, draw, same_forward, f64_weights, positions, seed
+    f64, draw, episodes, same_forward, f64_weights, positions, seed
 ):
     """With resets of single rows; positions stay those of the episode, and deeper layers see further back."""
     d = draw(seed)
@@ -167,14 +167,10 @@ def test_cached_steps_past_the_window_equal_windowed_attention(
             place = torch.where(ended[:, t], torch.zeros_like(place), place + 1)
             outs.append(out)
     y, w = torch.cat(outs, 1), f64_weights(encoder)
-    for row in range(rows):
-        start = 0
-        for t in range(steps):
-            if ended[row, t] or t == steps - 1:
-                episode = seq[row : row + 1, start : t + 1].double()
-                places = torch.arange(t + 1 - start).unsqueeze(0)
-                same_forward(y[row : row + 1, start : t + 1], written(w, episode, places, window))
-                start = t + 1
+    for row, steps_of_it in episodes(ended):
+        episode = seq[row : row + 1, steps_of_it].double()
+        places = torch.arange(episode.shape[1]).unsqueeze(0)
+        same_forward(y[row : row + 1, steps_of_it], written(w, episode, places, window))
 
 
 @pytest.mark.parametrize("positions", ["fixed", "learned", "rope"])
