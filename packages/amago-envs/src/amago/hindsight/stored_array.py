@@ -15,6 +15,8 @@ from amago.hindsight.timestep import Array
 _MOST_DEFLATE_SHRINKS = 1032
 """Deflate cannot do better, so a member that claims to hold more is no array but an attack on memory."""
 
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
 
 class StoredArray(NamedTuple):
     """Where an array lies in a file and what it is.
@@ -78,10 +80,11 @@ class StoredArray(NamedTuple):
 
     def read_into(self, file: io.FileIO, rows: Array, start: int) -> None:
         """Fills the contiguous array `rows` with those from `start` on; see `read`."""
-        file.seek(self.offset + start * self.row_bytes)
-        if rows.nbytes and file.readinto(rows.data.cast("B") if rows.ndim > 1 else rows.data) != rows.nbytes:
+        count, nbytes = len(rows), rows.nbytes
+        file.seek(self.offset + start * (nbytes // count if count else 0))
+        if nbytes and file.readinto(rows.data) != nbytes:
             raise ValueError(f"array {self.name} is cut off")
-        if rows.nbytes == self.nbytes:
+        if count == self.shape[0] and self.checksum is not None:
             self._compare(zlib.crc32(rows.data, self.header_checksum))
 
     def _inflated(self, file: io.FileIO, stop: int) -> Array:
@@ -115,9 +118,13 @@ def open_regular(path: str | Path) -> io.FileIO:
         ValueError: if it is something else than a file.
         OSError: if it cannot be opened.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    file = io.FileIO(os.open(path, flags))
+    file = open_unchecked(path)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ValueError("it is no regular file")
     return file
+
+
+def open_unchecked(path: str | Path) -> io.FileIO:
+    """Opens what may be a file for reading, without waiting for the other end if it is a pipe."""
+    return io.FileIO(os.open(path, _READING))

@@ -132,6 +132,7 @@ def build_recorder(
         stagger=arguments.stagger_traj_file_lengths,
         rng=streams.recorder(),
         writer_id=writer_id,
+        on_written=None if arguments.dataset is None else arguments.dataset.note_written,
     )
 
 

@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from amago.agent.batch import Batch
-from amago.loading.collate import RLData_pad_collate
 from amago.loading.dataset import RLDataset
-from amago.loading.packing import PackedBatch
+from amago.loading.packing import PackedBatch, pinned_memory, private_memory, shared_memory
 
 PREFETCH_BATCHES = 4
 """Batches that each worker prepares ahead."""
@@ -103,11 +102,9 @@ class BatchLoader:
 
     def _from_here(self) -> Iterator[Batch]:
         for key in self._keys:
-            batch = self._batches.draw(key.first)
-            if self.device.type == "cuda":
-                yield PackedBatch.pack(batch).pin_memory().to(self.device).unpack()
-            else:
-                yield batch.to(self.device)
+            allocate = pinned_memory if self.device.type == "cuda" else private_memory
+            packed = self.dataset.draw_batch(key.first, self.batch_size, allocate)
+            yield packed.to(self.device).unpack()
 
     def _from_workers(self) -> Iterator[Batch]:
         if not self.dataset.workers_can_persist:
@@ -144,10 +141,7 @@ class _Batches(Dataset[PackedBatch]):
             self._visit = key.visit
             self.dataset.load_worker_state(key.state)
             self.dataset.set_epoch(key.epoch)
-        return PackedBatch.pack(self.draw(key.first))
-
-    def draw(self, first: int) -> Batch:
-        return RLData_pad_collate([self.dataset[i] for i in range(first, first + self.batch_size)])
+        return self.dataset.draw_batch(key.first, self.batch_size, shared_memory)
 
 
 class _Keys(Sampler[BatchKey]):

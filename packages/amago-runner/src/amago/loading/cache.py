@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
 from amago.hindsight import FrozenTraj
+from amago.loading.windows import Spec, in_order
 
 OVERHEAD = 2048
 """Bytes that the Python objects around a trajectory's arrays take, counted with every entry."""
+
+
+class Entry(NamedTuple):
+    """A trajectory, its arrays in the order of their spec, its transitions, and what it takes of the memory."""
+
+    traj: FrozenTraj
+    arrays: list[NDArray[Any]]
+    spec: Spec
+    length: int
+    nbytes: int
 
 
 class TrajCache:
@@ -21,38 +36,39 @@ class TrajCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self._trajs: dict[str, tuple[FrozenTraj, int]] = {}
+        self._trajs: dict[str, Entry] = {}
 
     def __len__(self) -> int:
         """Number of trajectories held."""
         return len(self._trajs)
 
-    def get(self, path: str) -> FrozenTraj | None:
+    def get(self, path: str) -> Entry | None:
         """The trajectory of the file at `path`, its arrays read-only; None if it is not held."""
-        entry = self._trajs.get(path)
-        return entry[0] if entry is not None else None
+        return self._trajs.get(path)
 
     def has_room_for(self, nbytes: int) -> bool:
         """Whether a trajectory of `nbytes` would be taken."""
         return self.used_bytes + nbytes + OVERHEAD <= self.max_bytes
 
-    def put(self, path: str, traj: FrozenTraj) -> None:
-        """Holds `traj`, whose arrays become read-only, if there is room; replaces what was held for `path`."""
-        arrays = list(traj.to_dict().values())
+    def put(self, path: str, traj: FrozenTraj) -> Entry:
+        """The entry of `traj`, held if there is room, and then read-only; replaces what was held for `path`."""
+        arrays, spec = in_order(traj)
         nbytes = sum(array.nbytes for array in arrays)
         self.drop(path)
+        entry = Entry(traj, arrays, spec, len(traj), nbytes + OVERHEAD)
         if not self.has_room_for(nbytes):
-            return
+            return entry
         for array in arrays:
             array.setflags(write=False)
-        self._trajs[path] = (traj, nbytes + OVERHEAD)
-        self.used_bytes += nbytes + OVERHEAD
+        self._trajs[path] = entry
+        self.used_bytes += entry.nbytes
+        return entry
 
     def drop(self, path: str) -> None:
         """Lets go of the trajectory of `path`, if it is held."""
         entry = self._trajs.pop(path, None)
         if entry is not None:
-            self.used_bytes -= entry[1]
+            self.used_bytes -= entry.nbytes
 
     def clear(self) -> None:
         """Lets go of everything."""

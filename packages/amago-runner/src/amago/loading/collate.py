@@ -1,74 +1,88 @@
-"""Samples of unequal length become one padded batch, with a single allocation for each key.
+"""Windows of unequal length become one padded batch, written straight into a single piece of memory.
 
 Shapes: B sequences, T transitions of the longest one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from amago.agent.batch import Batch
+from amago.loading.packing import Allocate, PackedBatch, Part, private_memory
 from amago.loading.sample import RLData
+from amago.loading.windows import MemoryWindow, Spec, Window
 from amago.nets.masking import MAGIC_PAD_VAL
 
-Array = NDArray[Any]
+_INT64 = np.dtype(np.int64)
 
 
 def RLData_pad_collate(samples: Sequence[RLData]) -> Batch:
     """Pads samples at their ends to the longest one and stacks them.
 
     Padding holds 4.0 everywhere, in integer arrays too, and True in `dones`. The batch carries the lengths
-    (real timesteps of each row) and the places of the real transitions in the flattened (B * T).
+    (real timesteps of each row) and the places of the real transitions in the flattened (B * T). Its tensors lie
+    in one piece of memory.
 
     Raises:
         ValueError: if there is no sample, or if the samples' observations differ in keys, shape or dtype.
     """
-    if not samples:
-        raise ValueError("samples must hold at least one RLData, not none")
-    keys = samples[0].obs.keys()
-    for sample in samples:
-        if sample.obs.keys() != keys:
-            raise ValueError(
-                "samples must have the same observation keys; "
-                f"one has {sorted(keys)}, another {sorted(sample.obs)}"
-            )
-    transitions = [len(sample) for sample in samples]
+    return pad_into([MemoryWindow.of(sample) for sample in samples], private_memory).unpack()
+
+
+def pad_into(windows: Sequence[Window], allocate: Allocate) -> PackedBatch:
+    """The same from windows, into memory that `allocate` makes.
+
+    Raises:
+        ValueError: as `RLData_pad_collate`.
+        WindowLostError: if the file of a window is gone or damaged.
+    """
+    packed, arrays = _allocated(windows, allocate)
+    *targets, lengths, places = arrays
+    transitions = [len(window) for window in windows]
     longest = max(transitions)
-
-    def stack(name: str, read: Callable[[RLData], Array], rows: int, filler: float | bool) -> torch.Tensor:
-        return torch.from_numpy(_pad(name, [read(sample) for sample in samples], rows, filler))
-
-    real = np.array(transitions, dtype=np.int64)
-    return Batch(
-        obs={
-            key: stack(f"obs[{key!r}]", lambda s, k=key: s.obs[k], longest + 1, MAGIC_PAD_VAL)  # type: ignore[misc]
-            for key in keys
-        },
-        rl2s=stack("rl2s", lambda s: s.rl2s, longest + 1, MAGIC_PAD_VAL),
-        rews=stack("rews", lambda s: s.rews, longest, MAGIC_PAD_VAL),
-        dones=stack("dones", lambda s: s.dones, longest, True),
-        actions=stack("actions", lambda s: s.actions, longest, MAGIC_PAD_VAL),
-        time_idxs=stack("time_idxs", lambda s: s.time_idxs, longest + 1, MAGIC_PAD_VAL),
-        lengths=torch.from_numpy(real + 1),
-        flat_idxs=torch.from_numpy(np.flatnonzero(np.arange(longest) < real[:, None])),
-    )
+    for row, (window, steps) in enumerate(zip(windows, transitions, strict=True)):
+        window.write_to(targets, row)
+        if steps < longest:
+            for target, field in zip(targets, window.spec, strict=True):
+                is_dones = field.name == "dones" and not field.is_obs
+                target[row, steps + field.extra_rows :] = True if is_dones else MAGIC_PAD_VAL
+    lengths[:] = transitions
+    if min(transitions) == longest:
+        places[:] = np.arange(places.size)
+    else:
+        places[:] = np.flatnonzero(np.arange(longest) < lengths[:, None])
+    lengths += 1
+    return packed
 
 
-def _pad(name: str, arrays: list[Array], rows: int, filler: float | bool) -> Array:
-    """Stacks (t, ...) arrays into (B, rows, ...), the missing rows holding `filler`."""
-    first = arrays[0]
-    out = np.empty((len(arrays), rows, *first.shape[1:]), dtype=first.dtype)
-    for padded, array in zip(out, arrays, strict=True):
-        if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+def _allocated(windows: Sequence[Window], allocate: Allocate) -> tuple[PackedBatch, list[NDArray[Any]]]:
+    if not windows:
+        raise ValueError("samples must hold at least one RLData, not none")
+    spec = windows[0].spec
+    for window in windows:
+        if window.spec is not spec:
+            _refuse_to_mix(spec, window.spec)
+    rows, transitions = len(windows), [len(window) for window in windows]
+    parts = [
+        Part(f.name, f.is_obs, f.dtype, (rows, max(transitions) + f.extra_rows, *f.row_shape)) for f in spec
+    ]
+    parts.append(Part("lengths", False, _INT64, (rows,)))
+    parts.append(Part("flat_idxs", False, _INT64, (sum(transitions),)))
+    packed = PackedBatch.empty(parts, allocate)
+    return packed, packed.arrays()
+
+
+def _refuse_to_mix(first: Spec, other: Spec) -> None:
+    keys, other_keys = ([field.name for field in spec if field.is_obs] for spec in (first, other))
+    if keys != other_keys:
+        raise ValueError(
+            f"samples must have the same observation keys; one has {sorted(keys)}, another {sorted(other_keys)}"
+        )
+    for a, b in zip(first, other, strict=True):
+        if a != b:
             raise ValueError(
-                f"{name} must have one shape and dtype in all samples; one is {first.dtype} {first.shape[1:]}, "
-                f"another {array.dtype} {array.shape[1:]}"
+                f"{a} must have one shape and dtype in all samples; one is {a.dtype} {a.row_shape}, "
+                f"another {b.dtype} {b.row_shape}"
             )
-        real = len(array)
-        padded[:real] = array
-        if real < rows:
-            padded[real:] = filler
-    return out

@@ -7,6 +7,7 @@ loader workers share the drawing, nor on the order in which they finish.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,10 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from amago.envs.seeding import stream_seed
+from amago.loading.collate import pad_into
+from amago.loading.packing import Allocate, PackedBatch
 from amago.loading.sample import RLData, check_padded_sampling
+from amago.loading.windows import MemoryWindow, Window, WindowLostError
 
 
 class ExperimentSettings(Protocol):
@@ -47,7 +51,8 @@ class RLDataset(Dataset[RLData], ABC):
         self.max_seq_len: int | None = None
         self.padded_sampling = "none"
         self.has_edit_rights: bool | None = None
-        self.rng: np.random.Generator = np.random.default_rng()
+        self._stream = np.random.Generator(np.random.PCG64())
+        self.rng: np.random.Generator = self._stream
         self.epoch = 0
         self.seed_sampling(None)
 
@@ -102,7 +107,7 @@ class RLDataset(Dataset[RLData], ABC):
     def seed_sampling(self, seed: int | None, rank: int = 0) -> None:
         """Sets `seed` and, where several processes train in parallel, the `rank` that tells their draws apart."""
         self._seed, self.rank = seed, rank
-        self._root = stream_seed(seed, "loader", rank)
+        self._root = b"%d" % stream_seed(seed, "loader", rank)
 
     def set_epoch(self, epoch: int) -> None:
         """Moves on to the draws of `epoch`; also the moment at which stored data is looked at anew."""
@@ -112,6 +117,10 @@ class RLDataset(Dataset[RLData], ABC):
     def save_new_trajs_to(self) -> Path | None:
         """Folder into which collected trajectories are written, or None if they are not to be kept."""
         return None
+
+    def note_written(self, path: Path) -> None:
+        """Called by the thread that writes trajectories, with each file that it has put into the folder."""
+        return
 
     @property
     def ready_for_training(self) -> bool:
@@ -143,6 +152,27 @@ class RLDataset(Dataset[RLData], ABC):
         assert self.max_seq_len is not None
         return self.sample_random_trajectory().random_slice(self.max_seq_len, self.padded_sampling, self.rng)
 
+    def sample_window(self) -> Window:
+        """Draws a training sample that need not be read yet: `sample_random_slice`, unless overridden."""
+        return MemoryWindow.of(self.sample_random_slice())
+
+    def draw_batch(self, first: int, batch_size: int, allocate: Allocate) -> PackedBatch:
+        """Draws samples `first` to `first + batch_size` of the current epoch into memory that `allocate` makes."""
+        if type(self).__getitem__ is not RLDataset.__getitem__:
+            return pad_into([MemoryWindow.of(self[i]) for i in range(first, first + batch_size)], allocate)
+        windows = []
+        for i in range(first, first + batch_size):
+            self._begin_sample(i)
+            windows.append(self.sample_window())
+        again = 0
+        while True:
+            try:
+                return pad_into(windows, allocate)
+            except WindowLostError as lost:
+                again += 1
+                self._begin_sample(first + lost.row, again)
+                windows[lost.row] = lost.redraw()
+
     def __len__(self) -> int:
         """Samples in an epoch."""
         self.check_configured()
@@ -153,8 +183,24 @@ class RLDataset(Dataset[RLData], ABC):
         """Draws sample `i` of the current epoch; the same one whenever and wherever it is asked for."""
         if not 0 <= i < len(self):
             raise IndexError(f"an epoch of {self.dset_name} has {len(self)} samples, there is no sample {i}")
-        self.rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._root, self.epoch, i])))
+        self._begin_sample(i)
         return self.sample_random_slice()
+
+    def _begin_sample(self, i: int, again: int = 0) -> None:
+        """Sets `rng` to the start of the stream of sample `i`, or of its replacements from 1 on."""
+        name = b"%d,%d,%d" % (self.epoch, i, again)
+        digest = hashlib.blake2b(name, key=self._root, digest_size=32).digest()
+        # A generator with another state costs a tenth of another generator.
+        self._stream.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {
+                "state": int.from_bytes(digest[:16], "little"),
+                "inc": int.from_bytes(digest[16:], "little") | 1,
+            },
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        self.rng = self._stream
 
     def worker_state(self) -> Any:
         """What the copies in loader workers must know about this dataset before an epoch; small and picklable."""

@@ -7,25 +7,28 @@ There is no index and no lock: the listing of the folder is the buffer.
 
 from __future__ import annotations
 
-import itertools
+import errno
 import math
 import os
 import shutil
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gin
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.loading.buffer_files import BufferFiles, News
 from amago.loading.checkpointed_files import CheckpointedFiles
 from amago.loading.dataset import RLDataset
 from amago.loading.files import TrajFile, TrajFolder
 from amago.loading.reader import TrajReader
 from amago.loading.sample import RLData
+from amago.loading.windows import Window, WindowLostError, read_window
 from amago.utils import AmagoWarning, amago_warning
 
 T = TypeVar("T")
@@ -34,6 +37,21 @@ DRAWS_BETWEEN_LOOKS = 1024
 """Draws after which a process looks for new files, for learners whose data is collected by others."""
 
 SAMPLE_BY = ("files", "timesteps")
+
+WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
+"""Seconds to wait between looks for files when there is none to draw from."""
+
+ERRORS_OF_A_FILE = {
+    errno.ENOENT,
+    errno.ESTALE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.EIO,
+}
+"""What is wrong with one file and no reason to stop: gone, or not to be read."""
 
 
 def get_path_to_trajs(dset_root: str | Path, dset_name: str, fifo: bool) -> Path:
@@ -63,7 +81,8 @@ class DiskTrajDataset(RLDataset):
         relabeler: edits each drawn trajectory before it is sliced, see `amago.hindsight.Relabeler`. With one,
             files are read whole.
         sample_by: "files" gives every file the same chance, "timesteps" every transition: then a file's
-            chance is proportional to its length, for which every file's header is read once.
+            chance is proportional to its length, for which every file's header is read once. For anything
+            else override `sampling_weights`.
         cache_bytes: memory for decoded trajectories, divided among the loader workers; 0 turns caching off.
 
     Raises:
@@ -115,8 +134,8 @@ class DiskTrajDataset(RLDataset):
                 f"has {kept}: training never begins unless more are put into {protected}. Make "
                 "dset_min_size at most dset_max_size."
             )
-        self._files: list[TrajFile] = []
-        self._transitions_up_to: NDArray[np.int64] | None = None
+        self._files = BufferFiles(self.fifo, self.protected)
+        self._forgiven: set[TrajFile] = set()
         self._draws_until_look = 0
 
     @property
@@ -141,34 +160,61 @@ class DiskTrajDataset(RLDataset):
     def refresh(self, *, force: bool = False) -> None:
         """Brings the list of files up to date; costs two calls to the file system where nothing changed."""
         self._draws_until_look = DRAWS_BETWEEN_LOOKS
-        changed = False
-        for folder in (self.protected, self.fifo):
-            listing = folder.refresh(force=force)
-            changed |= bool(listing.added or listing.removed)
-            for file in listing.removed:
-                self._reader.drop(file.path)
-            for name in listing.foreign:
-                self._reject(folder.path / name, "its name is not that of a trajectory file")
-        if changed:
-            self._relist()
+        removed, foreign = self._files.refresh(force=force)
+        for file in removed:
+            self._reader.drop(file.path)
+        for path in foreign:
+            self._reject(path, "its name is not that of a trajectory file")
+
+    def note_written(self, path: Path) -> None:
+        """Puts a file on the list that this process has written; may be called in any thread."""
+        if Path(path).parent == self.fifo.path:
+            self.fifo.note_written(Path(path).name)
 
     def set_epoch(self, epoch: int) -> None:
         """Moves on to the draws of `epoch`, from the files that are there now."""
         super().set_epoch(epoch)
         self.refresh()
+        self._files.reweigh()
+
+    def sampling_weights(self, files: Sequence[TrajFile]) -> ArrayLike | None:
+        """The weight of each file in the draws to come; a hook, asked at every epoch and when files come or go.
+
+        Override it to prefer new files (`file.unix_time`), to balance environments (`file.env_name`), or to
+        prioritise. It is also called in loader workers, so what it depends on and changes goes through
+        `worker_state`.
+
+        Args:
+            files: all that can be drawn, in the order of writers and sequence numbers.
+
+        Returns:
+            numbers of at least 0, one per file, of any sum; or None for equal chances.
+        """
+        if self.sample_by == "files":
+            return None
+        lengths = np.zeros(len(files))
+        for i, file in enumerate(files):
+            try:
+                lengths[i] = self._reader.length(file.path)
+            except (OSError, CorruptTrajectoryError) as error:
+                self._pass_over(file, error)
+        return lengths
 
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         """Deletes the oldest files that `fifo` holds beyond `dset_max_size`, given the right to edit."""
-        self.refresh(force=True)
+        self.refresh()
         deleted = 0
         if self.has_edit_rights:
             self._checkpointed.checkpoint_written()
             excess = len(self.fifo.files) - self.dset_max_size
             if excess > 0:
-                oldest = sorted(self.fifo.files.values(), key=lambda file: file.age_key)[: math.ceil(excess)]
-                self._checkpointed.delete(file.name for file in oldest)
+                oldest = self.fifo.oldest(math.ceil(excess))
+                names = [file.name for file in oldest]
+                self._checkpointed.delete(names)
+                self._files.note_deleted(names)
+                for file in oldest:
+                    self._reader.drop(file.path)
                 deleted = len(oldest)
-                self.refresh(force=True)
         return {
             "Trajectory Files in FIFO": float(len(self.fifo.files)),
             "Trajectory Files in Protected": float(len(self.protected.files)),
@@ -194,19 +240,43 @@ class DiskTrajDataset(RLDataset):
 
     def sample_random_trajectory(self) -> RLData:
         """Draws a file and reads all of it, relabelled if there is a relabeler; the arrays may be written to."""
-        return self._draw(self._read_whole)
+        traj = self._draw(lambda file: self._reader.whole(file.path))
+        if self.relabeler is not None:
+            traj = self.relabeler(traj)
+            if traj is None:
+                raise TypeError(
+                    f"{type(self.relabeler).__name__}.relabel must return the trajectory, not None"
+                )
+        return RLData.from_trajectory(traj)
 
     def sample_random_slice(self) -> RLData:
         """Draws a window of a random file. Without a relabeler its arrays may be views and read-only."""
-        customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
-        if customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler):
+        if self._reads_whole_files():
             return super().sample_random_slice()
         self.check_configured()
-        return self._draw(self._read_window)
+        window = self._draw(self._window)
+        while True:
+            try:
+                return read_window(window)
+            except WindowLostError as lost:
+                window = lost.redraw()
 
-    def worker_state(self) -> None:
-        """None: the copies in loader workers look at the folders themselves."""
-        return
+    def sample_window(self) -> Window:
+        """Draws a window of a random file, which need not be read yet."""
+        customised = type(self).sample_random_slice is not DiskTrajDataset.sample_random_slice
+        if customised or self._reads_whole_files():
+            return super().sample_window()
+        self.check_configured()
+        return self._draw(self._window)
+
+    def worker_state(self) -> tuple[News, ...] | None:
+        """What this process wrote and deleted itself; the copies in loader workers see the rest themselves."""
+        self._files.take_written()
+        return self._files.news()
+
+    def load_worker_state(self, state: tuple[News, ...] | None) -> None:
+        """Takes over the files that the main process wrote and deleted."""
+        self._files.load_news(state)
 
     def start_worker(self, workers: int) -> None:
         """Gives this worker its share of the memory for decoded trajectories."""
@@ -235,12 +305,9 @@ class DiskTrajDataset(RLDataset):
         )
         self.refresh(force=True)
 
-    def _relist(self) -> None:
-        by_writer = [
-            sorted(f.files.values(), key=lambda x: x.sampling_key) for f in (self.protected, self.fifo)
-        ]
-        self._files = list(itertools.chain.from_iterable(by_writer))
-        self._transitions_up_to = None
+    def _reads_whole_files(self) -> bool:
+        customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
+        return customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler)
 
     def _draw(self, read: Callable[[TrajFile], T]) -> T:
         """Reads a random file; one that vanished or cannot be read is passed over, and another drawn."""
@@ -251,58 +318,60 @@ class DiskTrajDataset(RLDataset):
             file = self._random_file()
             try:
                 return read(file)
-            except (FileNotFoundError, CorruptTrajectoryError) as error:
+            except (OSError, CorruptTrajectoryError) as error:
                 self._pass_over(file, error)
 
     def _random_file(self) -> TrajFile:
-        if self.sample_by == "timesteps":
-            self._measure_files()
-        if not self._files:
-            raise RuntimeError(
-                f"there are no trajectory files in {self.fifo.path} or {self.protected.path}: "
-                "collect some, or wait until ready_for_training"
-            )
-        if self._transitions_up_to is None:
-            return self._files[int(self.rng.integers(len(self._files)))]
-        drawn = self.rng.integers(self._transitions_up_to[-1])
-        return self._files[int(np.searchsorted(self._transitions_up_to, drawn, side="right"))]
+        by_count = self.sample_by == "files" and _inherits(self, "sampling_weights")
+        for wait in WAITS_FOR_FILES:
+            file = self._files.random(self.rng, None if by_count else self.sampling_weights)
+            if file is not None:
+                return file
+            # Files that were passed over may come into sight: of a network file system, or a writer's next.
+            time.sleep(wait)
+            self.refresh(force=True)
+        raise RuntimeError(
+            f"there are no trajectory files in {self.fifo.path} or {self.protected.path}: "
+            "collect some, or wait until ready_for_training"
+        )
 
-    def _measure_files(self) -> None:
-        """Sums up the lengths of the files, for draws by timestep; reads those that are new."""
-        while self._transitions_up_to is None and self._files:
-            for file in self._files:
-                try:
-                    self._reader.length(file.path)
-                except (FileNotFoundError, CorruptTrajectoryError) as error:
-                    self._pass_over(file, error)
-                    break
-            else:
-                self._transitions_up_to = np.cumsum([self._reader.length(file.path) for file in self._files])
-
-    def _read_whole(self, file: TrajFile) -> RLData:
-        traj = self._reader.whole(file.path)
-        if self.relabeler is not None:
-            traj = self.relabeler(traj)
-            if traj is None:
-                raise TypeError(
-                    f"{type(self.relabeler).__name__}.relabel must return the trajectory, not None"
-                )
-        return RLData.from_trajectory(traj)
-
-    def _read_window(self, file: TrajFile) -> RLData:
+    def _window(self, file: TrajFile) -> Window:
         assert self.max_seq_len is not None
-        return self._reader.window(file.path, self.max_seq_len, self.padded_sampling, self.rng)
+
+        def draw_another(error: Exception) -> Window:
+            self._pass_over(file, error)
+            return self._draw(self._window)
+
+        path = file.path
+        return self._reader.window(path, self.max_seq_len, self.padded_sampling, self.rng, draw_another)
 
     def _pass_over(self, file: TrajFile, error: Exception) -> None:
-        """Takes a file off the list that could not be read."""
-        corrupt = isinstance(error, CorruptTrajectoryError)
-        for folder in (self.fifo, self.protected):
-            folder.forget(file, for_good=corrupt)
+        """Takes a file off the list that could not be read.
+
+        Raises:
+            OSError: `error`, if it speaks of the machine and not of the file.
+        """
         self._reader.drop(file.path)
-        if corrupt:
+        if isinstance(error, OSError) and error.errno not in ERRORS_OF_A_FILE:
+            raise error
+        is_gone = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
+        if not is_gone and not self._is_bad_still(file):
+            return
+        self._files.forget(file, for_good=not is_gone)
+        if not is_gone:
             self._reject(Path(file.path), str(error))
-        self.refresh(force=True)
-        self._relist()
+        self.refresh()
+
+    def _is_bad_still(self, file: TrajFile) -> bool:
+        """Whether a file that was found broken is so when it is opened again: it may have been replaced, or seen
+        through the cache of a network file system, and a good trajectory is not to be thrown out."""
+        if file in self._forgiven:
+            return True
+        self._forgiven.add(file)
+        try:
+            return len(load_trajectory(Path(file.path))) < 1
+        except (OSError, CorruptTrajectoryError):
+            return True
 
     def _reject(self, path: Path, reason: str) -> None:
         """Warns about a file that is no trajectory, and moves it to quarantine if this process may."""
@@ -314,4 +383,12 @@ class DiskTrajDataset(RLDataset):
             os.replace(path, self.quarantine / path.name)
         except FileNotFoundError:
             return  # another process of this run has moved it, and warned
+        except OSError as error:
+            reason = f"{reason} (and it cannot be moved: {error})"
+            warnings.warn(f"skipping {path}: {reason}", AmagoWarning, stacklevel=2)
+            return
         warnings.warn(f"moved {path} to {self.quarantine}: {reason}", AmagoWarning, stacklevel=2)
+
+
+def _inherits(dataset: DiskTrajDataset, name: str) -> bool:
+    return getattr(type(dataset), name) is getattr(DiskTrajDataset, name)

@@ -15,6 +15,7 @@ import numpy as np
 
 from amago.loading.dataset import ExperimentSettings, RLDataset
 from amago.loading.sample import RLData
+from amago.loading.windows import Window
 
 
 class HasEpoch(Protocol):
@@ -117,6 +118,11 @@ class MixtureOfDatasets(RLDataset):
         """The folder of the first member that keeps new trajectories, or None."""
         return next((d.save_new_trajs_to for d in self.datasets if d.save_new_trajs_to is not None), None)
 
+    def note_written(self, path: Path) -> None:
+        """Tells the members, of which the file's folder concerns one."""
+        for dataset in self.datasets:
+            dataset.note_written(path)
+
     @property
     def ready_for_training(self) -> bool:
         """Whether there is a member to draw from: one that is ready and not weighted 0 for good."""
@@ -163,6 +169,12 @@ class MixtureOfDatasets(RLDataset):
     def sample_random_slice(self) -> RLData:
         """Draws a member, and a window from it."""
         return self._random_member().sample_random_slice()
+
+    def sample_window(self) -> Window:
+        """Draws a member, and a window from it that need not be read yet."""
+        if type(self).sample_random_slice is not MixtureOfDatasets.sample_random_slice:
+            return super().sample_window()
+        return self._random_member().sample_window()
 
     def worker_state(self) -> Any:
         """The chances of the members and what these have to tell."""
@@ -237,7 +249,8 @@ class MixtureOfDatasets(RLDataset):
             self.update_dset_weights(self.epoch)
         if not self._probabilities.any():
             raise RuntimeError(f"no member of {self.dset_name} is ready; wait until ready_for_training")
-        dataset = self.datasets[int(self.rng.choice(len(self.datasets), p=self._probabilities))]
+        up_to = np.cumsum(self._probabilities)
+        dataset = self.datasets[int(np.searchsorted(up_to, self.rng.random() * up_to[-1], side="right"))]
         dataset.rng = self.rng
         return dataset
 

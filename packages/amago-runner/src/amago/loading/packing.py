@@ -7,11 +7,13 @@ launch; a batch has nine or more tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.agent.batch import Batch
@@ -19,7 +21,8 @@ from amago.agent.batch import Batch
 ALIGNMENT = 64
 """Bytes; every tensor begins at a multiple of it, which suits any dtype."""
 
-_FIELDS = ("rl2s", "rews", "dones", "actions", "time_idxs", "lengths", "flat_idxs")
+Allocate = Callable[[int], Tensor]
+"""Makes a buffer, uint8 (n,)."""
 
 
 class Place(NamedTuple):
@@ -27,14 +30,23 @@ class Place(NamedTuple):
 
     key: str
     is_obs: bool
-    dtype: torch.dtype
-    shape: torch.Size
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
     offset: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Part(NamedTuple):
+    """A tensor that a batch is to have."""
+
+    key: str
+    is_obs: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +57,30 @@ class PackedBatch:
     places: tuple[Place, ...]
 
     @classmethod
-    def pack(cls, batch: Batch) -> PackedBatch:
-        """Copies the tensors of `batch` into one buffer."""
+    def empty(cls, parts: Sequence[Part], allocate: Allocate) -> PackedBatch:
+        """Memory for a batch of these parts, not yet filled."""
         places: list[Place] = []
-        tensors: list[Tensor] = []
         end = 0
-        for key, is_obs, tensor in _tensors(batch):
+        for part in parts:
             offset = -(-end // ALIGNMENT) * ALIGNMENT
-            places.append(Place(key, is_obs, tensor.dtype, tensor.shape, offset))
-            tensors.append(tensor)
+            places.append(Place(*part, offset))
             end = offset + places[-1].nbytes
-        packed = cls(torch.empty(end, dtype=torch.uint8), tuple(places))
-        for place, tensor in zip(places, tensors, strict=True):
-            packed._view(place).copy_(tensor)
-        return packed
+        return cls(allocate(end), tuple(places))
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """The parts as arrays over the buffer, in the order of `places`."""
+        memory = self.buffer.numpy()
+        return [
+            np.ndarray(place.shape, place.dtype, buffer=memory, offset=place.offset) for place in self.places
+        ]
 
     def unpack(self) -> Batch:
         """The batch, its tensors views of the buffer."""
-        obs = {place.key: self._view(place) for place in self.places if place.is_obs}
-        return Batch(obs=obs, **{place.key: self._view(place) for place in self.places if not place.is_obs})
+        obs: dict[str, Tensor] = {}
+        fields: dict[str, Tensor] = {}
+        for place, tensor in zip(self.places, self._tensors(), strict=True):
+            (obs if place.is_obs else fields)[place.key] = tensor
+        return Batch(obs=obs, **fields)
 
     def pin_memory(self) -> PackedBatch:
         """The same in page-locked memory; DataLoader calls this when asked to pin."""
@@ -73,14 +90,32 @@ class PackedBatch:
         """The same on `device`; from pinned memory the copy does not block."""
         return PackedBatch(self.buffer.to(device, non_blocking=True), self.places)
 
-    def _view(self, place: Place) -> Tensor:
-        return self.buffer[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
+    def _tensors(self) -> list[Tensor]:
+        if self.buffer.device.type == "cpu":
+            return [torch.from_numpy(array) for array in self.arrays()]
+        return [
+            self.buffer[place.offset : place.offset + place.nbytes]
+            .view(_torch_dtype(place.dtype))
+            .view(place.shape)
+            for place in self.places
+        ]
 
 
-def _tensors(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
-    for key, value in batch.obs.items():
-        yield key, True, value
-    for name in _FIELDS:
-        tensor = getattr(batch, name)
-        if tensor is not None:
-            yield name, False, tensor
+def private_memory(nbytes: int) -> Tensor:
+    """A buffer for this process."""
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def pinned_memory(nbytes: int) -> Tensor:
+    """A page-locked buffer, from which a GPU copies by itself."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def shared_memory(nbytes: int) -> Tensor:
+    """A buffer that another process can take over without a copy."""
+    storage = torch.UntypedStorage._new_shared(nbytes)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -62,7 +62,7 @@ def window_bounds(
     overhangs_right = padded_sampling in ("right", "both")
     low = 1 - length if overhangs_left else 0
     high = transitions - 2 if overhangs_right else transitions - length
-    start = int(rng.integers(low, high + 1))
+    start = low + int(rng.random() * (high + 1 - low))
     return max(start, 0), min(start + length, transitions)
 
 
