@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from amago.kernels.precision import accumulation_dtype, needs_gradient
+from amago.kernels.precision import accumulation_dtype, needs_gradient, traced
 from amago.kernels.scan import recurrence
 from amago.kernels.scan.op import selective_recurrence
 from amago.kernels.scan.reference import skip_and_gate, step_size
@@ -37,13 +37,13 @@ def scan(
     delta_softplus: bool,
     initial_state: Tensor | None,
     return_last_state: bool,
-    traced: Recurrence = selective_recurrence,
+    operator: Recurrence = selective_recurrence,
     plain: Recurrence = recurrence.forward,
 ) -> tuple[Tensor, Tensor | None]:
     """The chunked recurrence of `recurrence`; the backward pass computes most states again.
 
     Args:
-        traced: computes the recurrence where autograd or a compiler follows.
+        operator: computes the recurrence where autograd or a compiler follows.
         plain: computes it where nobody does.
     """
     dtype = accumulation_dtype(u, delta, A, B, C, D, z, delta_bias, initial_state)
@@ -61,8 +61,8 @@ def scan(
         _channels_last(C, dtype),
         state,
     )
-    if needs_gradient(*arguments) or torch.compiler.is_compiling():
-        y, last, _ = traced(*arguments)
+    if traced(*arguments):
+        y, last, _ = operator(*arguments)
     else:
         y, last, _ = plain(*arguments, save=False)
     gate = None if z is None else _channels_last(z, dtype)

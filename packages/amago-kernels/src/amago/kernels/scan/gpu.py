@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from amago.kernels import triton_runtime
-from amago.kernels.precision import needs_gradient
+from amago.kernels.precision import traced
 
 MAX_STATES = 256
 _MAX_SPAN = (1 << 31) - 1
@@ -160,7 +160,7 @@ def scan(
     """See `amago.kernels.selective_scan`."""
     D, delta_bias = (x if x is None else x.contiguous() for x in (D, delta_bias))
     inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    if needs_gradient(*inputs) or torch.compiler.is_compiling():
+    if traced(*inputs):
         y, last, _ = selective_scan(*inputs, delta_softplus)
     else:
         y, last, _ = _kernels().forward(*inputs, delta_softplus, save=False)

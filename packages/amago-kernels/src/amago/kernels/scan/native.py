@@ -100,7 +100,7 @@ scan_recurrence, scan_recurrence_backward = recurrence_operator(
     "cpp_selective_scan", forward, backward, device_types="cpu"
 )
 
-scan = functools.partial(fast.scan, traced=scan_recurrence, plain=forward)
+scan = functools.partial(fast.scan, operator=scan_recurrence, plain=forward)
 
 
 def step(
