@@ -64,7 +64,9 @@ def words(result: Result) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"], ["import-policy"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["eval"], ["compare"], ["import-policy"], ["convert"], ["inspect"]]
+)
 def test_help_fits_80_columns(command: list[str]) -> None:
     result = amago_run(*command, "--help")
     assert result.exit_code == 0

@@ -240,3 +240,60 @@ def import_policy(
             assignments=tuple(set_ or ()),
         )
         put_policy(request, Console())
+
+
+@app.command(cls=_Command)
+def convert(
+    context: typer.Context,
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SRC", exists=True, help="A trajectory file, a folder or buffer, or arrays."),
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The file or folder to make.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT", help="npz, npz-compressed, traj or arrays.", show_default="by the ending of DST"
+        ),
+    ] = None,
+    actions: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Of arrays: discrete:N, discrete:N1,N2, box:LOW:HIGH or binary."),
+    ] = None,
+    env_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of trajectories from arrays.", show_default="SRC's")
+    ] = None,
+) -> None:
+    """Convert trajectories from one format to another, or from and to plain arrays.
+
+    Trajectories are .npz and .traj files, one by one or a whole buffer.
+    Arrays are one .npz or .h5 of observations, actions, rewards, terminals
+    and timeouts, or the folder of a Minari dataset. DST appears whole or not
+    at all, and must not exist.
+    """
+    from amago.cli.convert import Conversion
+    from amago.cli.convert import convert as convert_files
+
+    with _answering_mistakes(context):
+        request = Conversion(source=source, target=target, to=to, actions=actions, env_name=env_name)
+        if convert_files(request, Console()):
+            raise typer.Exit(1)
+
+
+@app.command(cls=_Command)
+def inspect(
+    context: typer.Context,
+    buffer: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BUFFER", help="A dataset's folder, a folder of trajectory files or one file."
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what a buffer of trajectories holds: counts, lengths, returns, sizes and bad files."""
+    from amago.cli.inspect_buffer import inspect_buffer
+
+    with _answering_mistakes(context):
+        if inspect_buffer(buffer, Console(), as_json=as_json):
+            raise typer.Exit(1)

@@ -9,6 +9,7 @@ from amago.loading.collate import RLData_pad_collate
 from amago.loading.dataset import DoNothingDataset, RLDataset
 from amago.loading.disk import DiskTrajDataset, get_path_to_trajs, load_traj_from_disk
 from amago.loading.mixture import MixtureOfDatasets
+from amago.loading.offline import OfflineDataset
 from amago.loading.sample import RLData
 from amago.nets.masking import MAGIC_PAD_VAL
 
@@ -18,6 +19,7 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "MixtureOfDatasets",
+    "OfflineDataset",
     "RLData",
     "RLData_pad_collate",
     "RLDataset",

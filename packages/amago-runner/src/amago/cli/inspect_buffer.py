@@ -1,0 +1,213 @@
+"""`amago-run inspect`: what a buffer of trajectories holds, in figures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from amago.cli.trajectory_files import Found, find_files
+from amago.hindsight import CorruptTrajectoryError, FrozenTraj, load_trajectory
+from amago.hindsight.storage import env_name_of
+
+_BAD_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Mean and range of a figure over trajectories."""
+
+    mean: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of at least one value."""
+        array = np.array(list(values), np.float64)
+        return cls(mean=float(array.mean()), min=float(array.min()), max=float(array.max()))
+
+    def __str__(self) -> str:
+        if self.min == self.max:
+            return f"{self.mean:,.3g}"
+        return f"{self.mean:,.3g} ({self.min:,.3g} to {self.max:,.3g})"
+
+
+@dataclass(kw_only=True)
+class Group:
+    """Trajectories of one environment in one folder.
+
+    Attributes:
+        files, transitions, megabytes: counts of them; 1 MB is 10^6 bytes.
+        length, total_reward: of a file, which may be a piece of an episode.
+        terminated: share of files whose last transition ended the episode.
+        whole_episodes: share of files that begin at the first step of an episode and end with its termination.
+        formats: files by ending.
+        arrays: (dtype, shape of one row) of every array, by name; of the first file.
+    """
+
+    files: int
+    transitions: int
+    megabytes: float
+    length: Spread
+    total_reward: Spread
+    terminated: float
+    whole_episodes: float
+    formats: dict[str, int]
+    arrays: dict[str, tuple[str, list[int]]]
+
+
+@dataclass(kw_only=True)
+class FolderReport:
+    """What one folder holds.
+
+    Attributes:
+        environments: by name.
+        bad: files that are no trajectories, with the reason.
+        unfinished: files that are being written, or were when their process was killed.
+        foreign: other names.
+    """
+
+    environments: dict[str, Group] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+    unfinished: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Seen:
+    lengths: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    nbytes: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    arrays: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+
+    def add(self, path: Path, trajectory: FrozenTraj) -> None:
+        """Counts a file."""
+        terminated = bool(trajectory.dones[-1, 0])
+        self.lengths.append(len(trajectory))
+        self.rewards.append(float(trajectory.rews.sum(dtype=np.float64)))
+        self.terminated.append(terminated)
+        self.whole.append(terminated and int(trajectory.time_idxs[0, 0]) == 0)
+        self.nbytes += path.stat().st_size
+        self.formats[path.suffix] += 1
+        if not self.arrays:
+            named = trajectory.to_dict().items()
+            self.arrays = {name: (str(array.dtype), list(array.shape[1:])) for name, array in named}
+
+    def group(self) -> Group:
+        """The figures of what was counted."""
+        return Group(
+            files=len(self.lengths),
+            transitions=sum(self.lengths),
+            megabytes=self.nbytes / 1e6,
+            length=Spread.of(self.lengths),
+            total_reward=Spread.of(self.rewards),
+            terminated=float(np.mean(self.terminated)),
+            whole_episodes=float(np.mean(self.whole)),
+            formats=dict(self.formats),
+            arrays=self.arrays,
+        )
+
+
+def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
+    """Prints what is in a buffer, a folder or a file; returns how many files cannot be read.
+
+    Raises:
+        UsageProblem: if there is no such path.
+    """
+    reports = {name: report_of(found, console) for name, found in find_files(path).items()}
+    if as_json:
+        folders = {name or path.name: asdict(report) for name, report in reports.items()}
+        console.print_json(json.dumps({"path": str(path), "folders": folders}))
+    else:
+        _show(path, reports, console)
+    return sum(len(report.bad) for report in reports.values())
+
+
+def report_of(found: Found, console: Console) -> FolderReport:
+    """Reads every file of a folder."""
+    report = FolderReport(
+        unfinished=[path.name for path in found.unfinished], foreign=[path.name for path in found.foreign]
+    )
+    seen: dict[str, _Seen] = {}
+    files = track(found.files, "Reading", console=console, transient=True, disable=not console.is_terminal)
+    for path in files:
+        try:
+            trajectory = load_trajectory(path)
+            if not len(trajectory):
+                raise CorruptTrajectoryError("it holds no transition")
+        except FileNotFoundError:
+            continue  # deleted since the folder was listed
+        except CorruptTrajectoryError as error:
+            report.bad[path.name] = str(error)
+            continue
+        seen.setdefault(env_name_of(path), _Seen()).add(path, trajectory)
+    report.environments = {name: each.group() for name, each in sorted(seen.items())}
+    return report
+
+
+def _show(path: Path, reports: Mapping[str, FolderReport], console: Console) -> None:
+    groups = [group for report in reports.values() for group in report.environments.values()]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ["Environment", "Files", "Steps", "MB", "Length", "Return", "Ended"]
+    if list(reports) != [""]:
+        columns.insert(0, "Folder")
+    for name in columns:
+        if name in ("Folder", "Environment"):
+            table.add_column(name)
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for folder, report in reports.items():
+        for env_name, group in report.environments.items():
+            row = [env_name, f"{group.files:,}", f"{group.transitions:,}", f"{group.megabytes:,.1f}"]
+            row += [str(group.length), str(group.total_reward), f"{group.terminated:.0%}"]
+            table.add_row(*([folder] if folder else []), *row)
+    console.print(
+        f"[bold]{escape(str(path))}[/]: {sum(group.files for group in groups):,} trajectory files, "
+        f"{sum(group.transitions for group in groups):,} transitions, "
+        f"{sum(group.megabytes for group in groups):,.1f} MB",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if groups:
+        console.print(table, highlight=False)
+        _show_arrays(groups, console)
+    for folder, report in reports.items():
+        _show_others(folder, report, console)
+
+
+def _show_arrays(groups: list[Group], console: Console) -> None:
+    formats: Counter[str] = sum((Counter(group.formats) for group in groups), Counter())
+    arrays: dict[str, Any] = {}
+    for group in groups:
+        arrays.update(group.arrays)
+    told = [
+        f"{name.removeprefix('_OBS_KEY_')} {dtype}{tuple(shape)}" for name, (dtype, shape) in arrays.items()
+    ]
+    console.print(f"Formats  {', '.join(f'{count:,} {suffix}' for suffix, count in formats.items())}")
+    console.print(f"Arrays   {', '.join(told)}", highlight=False, markup=False)
+
+
+def _show_others(folder: str, report: FolderReport, console: Console) -> None:
+    where = f" in {folder}" if folder else ""
+    if report.unfinished:
+        console.print(f"{len(report.unfinished):,} unfinished files{where}", highlight=False)
+    if report.foreign:
+        told = f"{len(report.foreign):,} other names{where}, the first is {report.foreign[0]}"
+        console.print(told, highlight=False, markup=False)
+    if report.bad:
+        console.print(f"[red]{len(report.bad):,} bad files{where}[/]", highlight=False)
+    for name, reason in list(report.bad.items())[:_BAD_SHOWN]:
+        console.print(f"  {name}: {reason}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,226 @@
+"""`amago-run convert`: every format into every other and back, whole or not at all, with nothing overwritten."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from amago.cli.app import app
+from amago.hindsight import FrozenTraj, load_trajectory, parse_filename
+
+Fill = Callable[..., list[Path]]
+ENDINGS = {"npz": ".npz", "npz-compressed": ".npz", "traj": ".traj"}
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(
+        app, ["convert", *map(str, arguments)], env={"COLUMNS": "80"}, catch_exceptions=False
+    )
+
+
+def converted(*arguments: str | Path) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*arguments: str | Path) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
+
+
+def assert_same_files(first: Path, second: Path) -> None:
+    """The same trajectories under the same names, but for the ending."""
+    mine, theirs = (sorted(folder.iterdir(), key=lambda path: path.stem) for folder in (first, second))
+    assert [path.stem for path in mine] == [path.stem for path in theirs]
+    for one, other in zip(mine, theirs, strict=True):
+        assert_same(load_trajectory(one), load_trajectory(other))
+
+
+def assert_same(one: FrozenTraj, other: FrozenTraj) -> None:
+    arrays, others = one.to_dict(), other.to_dict()
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        assert array.dtype == others[name].dtype
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+@pytest.mark.parametrize("to", ENDINGS)
+@pytest.mark.parametrize("save_as", ENDINGS)
+def test_a_folder_of_any_format_becomes_one_of_any_other(tmp_path: Path, fill: Fill, save_as: str, to: str):
+    source = tmp_path / "source"
+    source.mkdir()
+    fill(source, 4, transitions=[3, 1, 7, 2], save_as=save_as)
+    said = converted(source, tmp_path / "target", "--to", to)
+    assert "4 trajectories of 13 transitions" in said
+    assert {path.suffix for path in (tmp_path / "target").iterdir()} == {ENDINGS[to]}
+    assert_same_files(source, tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_a_single_file_is_converted_by_the_ending_of_the_new_one(tmp_path: Path, fill: Fill):
+    (source,) = fill(tmp_path, 1)
+    converted(source, tmp_path / "new" / "one.traj")
+    assert_same(load_trajectory(source), load_trajectory(tmp_path / "new" / "one.traj"))
+
+
+def test_a_buffer_gives_what_training_draws_from(tmp_path: Path, fill: Fill):
+    for i, name in enumerate(("fifo", "protected", "quarantine")):
+        folder = tmp_path / "dataset" / "buffer" / name
+        folder.mkdir(parents=True)
+        fill(folder, 2, first=10 * i)
+    said = converted(tmp_path / "dataset", tmp_path / "target")
+    assert "4 trajectories" in said
+    assert len(list((tmp_path / "target").glob("*.traj"))) == 4
+
+
+@pytest.mark.parametrize("name", ["arrays.npz", "arrays.h5", "arrays.hdf5"])
+def test_arrays_and_back_is_what_was_there(tmp_path: Path, fill: Fill, name: str):
+    source = tmp_path / "source"
+    source.mkdir()
+    fill(source, 5, transitions=[3, 1, 7, 2, 4], env_name="maze", save_as="traj")
+    converted(source, tmp_path / name)
+    converted(tmp_path / name, tmp_path / "back")
+    back = sorted((tmp_path / "back").iterdir())
+    assert [parse_filename(path).env_name for path in back] == ["maze"] * 5
+    for one, other in zip(sorted(source.iterdir()), back, strict=True):
+        assert_same(load_trajectory(one), load_trajectory(other))
+
+
+def test_pieces_of_episodes_keep_their_place_in_arrays(tmp_path: Path, make_traj: Callable[..., FrozenTraj]):
+    from amago.hindsight import save_trajectory
+
+    whole = make_traj(7)
+    pieces = tmp_path / "pieces"
+    pieces.mkdir()
+    for i, (start, stop) in enumerate([(0, 4), (4, 7)]):
+        rows = {
+            name: array[start : stop + (name not in ("rews", "dones", "actions"))]
+            for name, array in whole.to_dict().items()
+        }
+        save_trajectory(FrozenTraj.from_dict(rows), pieces / f"env_0000000{i}_1", "npz", "env")
+    converted(pieces, tmp_path / "arrays.npz")
+    converted(tmp_path / "arrays.npz", tmp_path / "back")
+    for one, other in zip(sorted(pieces.iterdir()), sorted((tmp_path / "back").iterdir()), strict=True):
+        assert_same(load_trajectory(one), load_trajectory(other))
+
+
+def test_arrays_have_the_names_and_shapes_that_others_expect(tmp_path: Path, fill: Fill):
+    source = tmp_path / "source"
+    source.mkdir()
+    fill(source, 2, transitions=[3, 2])
+    converted(source, tmp_path / "arrays.h5")
+    with h5py.File(tmp_path / "arrays.h5") as file:
+        assert file["observations"].shape == file["next_observations"].shape == (5, 2)
+        assert file["actions"].shape == (5, 2)
+        assert file["rewards"].shape == (5,)
+        np.testing.assert_array_equal(file["terminals"], [0, 0, 1, 0, 1])
+        np.testing.assert_array_equal(file["timeouts"], 0)
+
+
+def npz_of_arrays(path: Path, actions: np.ndarray) -> Path:
+    count = len(actions)
+    np.savez(
+        path,
+        observations=np.arange(2 * count, dtype=np.float32).reshape(count, 2),
+        next_observations=np.arange(2, 2 * count + 2, dtype=np.float32).reshape(count, 2),
+        actions=actions,
+        rewards=np.ones(count),
+        terminals=np.arange(count) == count - 1,
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("actions", "kind", "expected"),
+    [
+        (np.array([2, 0]), "discrete:3", [[0, 0, 1], [1, 0, 0]]),
+        (np.array([[1, 0], [0, 1]]), "discrete:2,3", [[0, 1, 1, 0, 0], [1, 0, 0, 1, 0]]),
+        (np.array([[-2.0, 2.0], [0.0, 1.0]]), "box:-2:2", [[-1, 1], [0, 0.5]]),
+        (np.array([[1, 0], [1, 1]], np.int8), "binary", [[1, 0], [1, 1]]),
+        (np.array([[0.5, -0.5], [1.0, 0.0]]), None, [[0.5, -0.5], [1, 0]]),
+    ],
+)
+def test_actions_of_arrays_are_represented_as_they_are_said_to_be(tmp_path: Path, actions, kind, expected):
+    source = npz_of_arrays(tmp_path / "arrays.npz", actions)
+    converted(source, tmp_path / "out", *(["--actions", kind] if kind else []), "--env-name", "my_task")
+    (path,) = (tmp_path / "out").iterdir()
+    assert parse_filename(path).env_name == "mytask"
+    np.testing.assert_allclose(load_trajectory(path).actions, expected)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, fill: Fill):
+    (source,) = fill(tmp_path, 1)
+    (tmp_path / "there.traj").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    assert "exists" in refused(source, tmp_path / "there.traj")
+    assert "exists" in refused(tmp_path, tmp_path / "folder")
+    assert (tmp_path / "there.traj").read_text() == "mine"
+
+
+def test_bad_files_are_left_out_named_and_told_by_the_exit_code(tmp_path: Path, fill: Fill):
+    source = tmp_path / "source"
+    source.mkdir()
+    files = fill(source, 3)
+    files[1].write_bytes(files[1].read_bytes()[:100])
+    result = run(source, tmp_path / "target")
+    assert result.exit_code == 1
+    assert f"left out {files[1].name}" in result.output
+    assert "2 trajectories" in result.output
+
+
+def test_when_nothing_can_be_read_nothing_is_written(tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "env_00000000_1.npz").write_bytes(b"PK")
+    assert "no trajectory that could be read" in refused(source, tmp_path / "target")
+    assert "no episode" in refused(source, tmp_path / "target.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("out.h5", ["--to", "traj"], "need a folder"),
+        ("out", ["--to", "arrays"], "one file that ends with"),
+        ("out", ["--to", "pickle"], "choose one of npz, npz-compressed, traj, arrays"),
+        ("out", ["--actions", "discrete:3"], "converted already"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, fill: Fill, target, options, message):
+    source = tmp_path / "source"
+    source.mkdir()
+    fill(source, 1)
+    assert message in refused(source, tmp_path / target, *options)
+    assert not (tmp_path / target).exists()
+
+
+def test_actions_that_need_a_kind_are_asked_for_and_an_unknown_kind_is_refused(tmp_path: Path):
+    source = npz_of_arrays(tmp_path / "arrays.npz", np.array([0, 1]))
+    assert "--actions discrete:N" in refused(source, tmp_path / "out")
+    assert "no kind of actions" in refused(source, tmp_path / "out", "--actions", "integers")
+    assert "outside" in refused(source, tmp_path / "out", "--actions", "discrete:1")
+
+
+def test_files_in_the_layout_of_older_programs_are_read(tmp_path: Path):
+    # np.savez_compressed of the documented names, in whatever precision the program had
+    source = tmp_path / "old"
+    source.mkdir()
+    np.savez_compressed(
+        source / "cartpole_0a1b2c3d_1700000000.npz",
+        _OBS_KEY_observation=np.zeros((4, 2), np.float64),
+        rl2s=np.zeros((4, 3), np.float64),
+        time_idxs=np.arange(4, dtype=np.int32)[:, None],
+        rews=np.ones((3, 1), np.float64),
+        dones=np.zeros((3, 1), bool),
+        actions=np.zeros((3, 2), np.float64),
+    )
+    converted(source, tmp_path / "new")
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == "cartpole_0a1b2c3d_1700000000.traj"
+    assert load_trajectory(path).rl2s.dtype == np.float32

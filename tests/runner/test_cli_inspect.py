@@ -1,0 +1,87 @@
+"""`amago-run inspect`: the figures of a buffer, by folder and environment, for people and for programs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from amago.cli.app import app
+
+Fill = Callable[..., list[Path]]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(
+        app, ["inspect", *map(str, arguments)], env={"COLUMNS": "120"}, catch_exceptions=False
+    )
+
+
+@pytest.fixture
+def buffer(tmp_path: Path, fill: Fill) -> Path:
+    """Files of two environments in fifo, one in protected; beside them a torn, an unfinished and a foreign one."""
+    root = tmp_path / "dataset" / "buffer"
+    for name in ("fifo", "protected"):
+        (root / name).mkdir(parents=True)
+    fill(root / "fifo", 3, transitions=[2, 4, 6], env_name="maze", save_as="traj")
+    fill(root / "fifo", 1, first=10, transitions=5, env_name="lake")
+    fill(root / "protected", 1, first=20, transitions=10, env_name="maze")
+    (root / "fifo" / "maze_00000009_1.npz").write_bytes(b"PK")
+    (root / "fifo" / ".maze_00000008_1.npz.1-1-1.part").write_bytes(b"")
+    (root / "fifo" / "notes.txt").write_text("mine")
+    return tmp_path / "dataset"
+
+
+def test_figures_are_told_by_folder_and_environment(buffer: Path):
+    result = run(buffer, "--json")
+    report = json.loads(result.output)
+    fifo, protected = report["folders"]["fifo"], report["folders"]["protected"]
+    maze = fifo["environments"]["maze"]
+    assert (maze["files"], maze["transitions"]) == (3, 12)
+    assert maze["length"] == {"mean": 4.0, "min": 2.0, "max": 6.0}
+    # rewards are 1, 2, ..., T
+    assert maze["total_reward"] == {"mean": (3 + 10 + 21) / 3, "min": 3.0, "max": 21.0}
+    assert maze["terminated"] == maze["whole_episodes"] == 1.0
+    assert maze["formats"] == {".traj": 3}
+    assert maze["arrays"]["actions"] == ["float32", [2]]
+    sizes = sum(path.stat().st_size for path in (buffer / "buffer" / "fifo").glob("maze*.traj"))
+    assert maze["megabytes"] == sizes / 1e6
+    assert fifo["environments"]["lake"]["files"] == 1
+    assert protected["environments"]["maze"]["transitions"] == 10
+
+
+def test_bad_unfinished_and_foreign_files_are_told_and_bad_ones_by_the_exit_code(buffer: Path):
+    result = run(buffer, "--json")
+    fifo = json.loads(result.output)["folders"]["fifo"]
+    assert result.exit_code == 1
+    assert list(fifo["bad"]) == ["maze_00000009_1.npz"]
+    assert fifo["unfinished"] == [".maze_00000008_1.npz.1-1-1.part"]
+    assert fifo["foreign"] == ["notes.txt"]
+
+
+def test_the_table_shows_the_same(buffer: Path):
+    output = run(buffer).output
+    assert "5 trajectory files, 27 transitions" in output
+    assert "maze" in output
+    assert "4 (2 to 6)" in output
+    assert "1 bad files in fifo" in output
+    assert "maze_00000009_1.npz:" in output
+
+
+def test_a_folder_or_a_single_file_will_do(tmp_path: Path, fill: Fill):
+    (file,) = fill(tmp_path, 1, transitions=7)
+    for path in (tmp_path, file):
+        result = run(path)
+        assert result.exit_code == 0
+        assert "1 trajectory files, 7 transitions" in result.output
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
+    result = run(tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "there is no file or folder" in " ".join(result.output.split())
+
+
+def test_an_empty_folder_is_told(tmp_path: Path):
+    assert "0 trajectory files" in run(tmp_path).output
