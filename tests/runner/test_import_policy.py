@@ -1,6 +1,7 @@
 """`amago-run import-policy`: a policy that was saved elsewhere is told, checked and evaluated."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,48 @@ def test_a_file_without_weights_is_told(content: Any, complaint: str, tmp_path: 
         torch.save(content, path)
     with pytest.raises(ValueError, match=complaint):
         read_saved_policy(path)
+
+
+class ModuleThatTorchBlocks:
+    def __reduce__(self) -> Any:
+        return (os.getcwd, ())
+
+
+def test_what_torch_says_of_a_file_with_code_comes_without_its_advice_to_run_it(tmp_path: Path) -> None:
+    path = tmp_path / "policy.pt"
+    torch.save({"actor.weight": torch.ones(1), "extra": ModuleThatTorchBlocks()}, path)
+    with pytest.raises(
+        ValueError, match="holds more than tensors, and loading the rest could run code"
+    ) as told:
+        read_saved_policy(path)
+    assert "getcwd" in str(told.value)
+    assert "Re-running" not in str(told.value)
+
+
+def test_a_dictionary_that_holds_itself_is_no_policy(tmp_path: Path) -> None:
+    path, endless = tmp_path / "policy.pt", {}
+    endless["model"] = endless
+    torch.save(endless, path)
+    with pytest.raises(ValueError, match="only dictionaries in dictionaries"):
+        read_saved_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "complaint"),
+    [
+        (torch.zeros(1).expand(10**12), "more numbers than the file has for it"),
+        (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
+        (torch.eye(2, dtype=torch.complex64), "torch.complex64"),
+        (torch.empty(2, device="meta"), "without numbers"),
+    ],
+    ids=["bomb", "sparse", "complex", "meta"],
+)
+def test_tensors_that_are_no_plain_arrays_are_refused_by_name(tensor, complaint, tmp_path: Path) -> None:
+    path = tmp_path / "policy.pt"
+    torch.save({"actor.weight": tensor}, path)
+    with pytest.raises(ValueError, match=complaint) as told:
+        read_saved_policy(path)
+    assert "'actor.weight'" in str(told.value)
 
 
 def test_wrapped_and_prefixed_weights_are_found(tmp_path: Path) -> None:

@@ -74,11 +74,14 @@ def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> SavedPo
         inner = [
             key for key in _WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
         ]
+        if len(unwrapped) > len(_WRAPPERS):  # a dictionary may even hold itself
+            raise ValueError(f"{path} holds no weights, only dictionaries in dictionaries: {unwrapped}")
         if not inner:
             raise ValueError(f"{path} holds no weights: {_what(content)}, where tensors by name are expected")
         unwrapped.append(inner[0])
         content = content[inner[0]]
     weights = dict(content)
+    _check_plain(path, weights)
     while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None):
         unwrapped.append(prefix)
         weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
@@ -96,8 +99,7 @@ def _read(path: Path, device: torch.device | str) -> Any:
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
-        # torch's own message goes on to recommend what would run the code.
-        reason = str(error).split("WeightsUnpickler error:")[-1].strip().partition("\n")[0]
+        reason = _reason(error)
         if "global" not in reason.lower():
             raise ValueError(f"{path} is no file of torch.save: {reason}") from error
         raise ValueError(
@@ -107,6 +109,32 @@ def _read(path: Path, device: torch.device | str) -> Any:
     except Exception as error:
         # An unpickler can stumble over anything in bytes that are no pickle.
         raise ValueError(f"{path} is no file of torch.save, or is damaged: {error!r}") from error
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """What torch says against the file, without what it goes on to recommend, which would run the code."""
+    _, told, reason = str(error).partition("WeightsUnpickler error:")
+    if told:
+        return reason.strip().partition("\n")[0]
+    lines = str(error).splitlines()
+    return next((line.strip() for line in lines if "unsupported GLOBAL" in line), lines[0])
+
+
+def _check_plain(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for tensors that are no arrays of real numbers as they stand in the file."""
+    for name, tensor in weights.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex():
+            kind = f"a {tensor.dtype} of layout {tensor.layout}"
+        elif tensor.is_meta:
+            kind = "without numbers"
+        elif tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            kind = f"of shape {tuple(tensor.shape)}, more numbers than the file has for it"
+        else:
+            continue
+        raise ValueError(
+            f"{path} is refused: {name!r} is {kind}, where dense real numbers are expected. Save the weights of "
+            "the agent itself: torch.save(agent.state_dict(), path)"
+        )
 
 
 def _is_weights(content: Any) -> bool:
