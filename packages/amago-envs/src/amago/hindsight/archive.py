@@ -1,7 +1,7 @@
 """Uncompressed .npz archives in memory, put together from the arrays' own bytes.
 
-Readers find what `np.savez` writes. That takes several times as long for the small arrays of short episodes: zipfile
-is written in Python and made to stream, and Python of the writing thread is time that rollouts wait.
+Readers find what `np.savez` writes. That takes several times as long for the small arrays of a short episode: it
+goes through zipfile, which is written in Python, and while the writing thread runs Python a rollout waits.
 """
 
 import struct

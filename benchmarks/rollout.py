@@ -1,0 +1,334 @@
+"""Steps per second of data collection, trajectories written to disk included, and where the time goes.
+
+    .venv/bin/python -m benchmarks.rollout
+    .venv/bin/python -m benchmarks.rollout --scaling
+    .venv/bin/python -m benchmarks.rollout --only "lake GRU" --no-save
+    .venv/bin/python -m benchmarks.rollout --only "lake FF" --memory 10000000 --no-save
+
+Policies are 128 wide with 3 layers, exploration is on, and every finished episode becomes a file. Every row is
+measured in a process of its own, with the bare environment stepped on one core beside it. Shares are parts of the
+wall time: `environments` is what the bare environments would take (with worker processes the whole wait for them),
+`stepping` what our vector environment adds, `policy` the agent, `recording` the copies of each step, `rest` what
+remains. `writing` is the processor time of the thread that writes files, which runs beside all of that.
+
+The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
+
+`--memory STEPS` collects that many and prints the resident memory on the way. Rows go to
+benchmarks/results/rollout.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from amago.agent import Agent
+from amago.envs import AMAGOEnv, EpsilonGreedy
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.recorder import TrajectoryRecorder
+from amago.envs.vector import make_vector_env
+from amago.experiment.rollout import Rollout
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
+from benchmarks.machine import ROOT, append, describe
+
+RESULTS = Path(__file__).parent / "results" / "rollout.csv"
+WIDTH, LAYERS = 128, 3
+ENCODERS: dict[str, Any] = {
+    "Transformer": partial(TformerTrajEncoder, d_model=WIDTH, d_ff=4 * WIDTH, n_layers=LAYERS),
+    "GRU": partial(GRUTrajEncoder, d_hidden=WIDTH, d_output=WIDTH, n_layers=LAYERS),
+    "FF": partial(FFTrajEncoder, d_model=WIDTH, n_layers=LAYERS),
+}
+REPEATS_OF_TIMER = 50  # vector steps between two looks at the clock
+SHOWN = (
+    "name",
+    "actors",
+    "window",
+    "steps_per_s",
+    "reference_steps_per_s",
+    "times_reference",
+    "bare_steps_per_s",
+    "environments",
+    "stepping",
+    "policy",
+    "recording",
+    "rest",
+    "writing",
+)
+
+
+class Noise(gym.Env[Any, int]):
+    """Observations of any shape that cost nothing, in episodes of 200 steps."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        image = len(shape) == 3
+        self.observation_space = (
+            gym.spaces.Box(0, 255, shape, np.uint8) if image else gym.spaces.Box(-1.0, 1.0, shape, np.float32)
+        )
+        self.action_space = gym.spaces.Discrete(5)  # type: ignore[assignment]
+        self._obs = np.full(shape, 100 if image else 0.5, self.observation_space.dtype)
+        self._time = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._time = 0
+        return self._obs, {}
+
+    def step(self, action: int) -> Any:
+        self._time += 1
+        return self._obs, 0.0, self._time == 200, False, {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What to measure; `env` is lake, CartPole, Pendulum or the shape of an observation such as 84x84x3."""
+
+    env: str
+    encoder: str
+    mode: str
+    actors: int = 12
+    window: int = 128
+    reference: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.env} {self.encoder} {self.mode}"
+
+
+ROWS = (
+    Row(env="lake", encoder="Transformer", mode="sync", reference=3850),
+    Row(env="lake", encoder="GRU", mode="sync", reference=7590),
+    Row(env="lake", encoder="FF", mode="sync", reference=7900),
+    Row(env="lake", encoder="Transformer", mode="async", reference=1940),
+    Row(env="lake", encoder="GRU", mode="async", reference=3360),
+    Row(env="lake", encoder="FF", mode="async"),
+    Row(env="CartPole", encoder="FF", mode="sync", reference=6880),
+    Row(env="Pendulum", encoder="Transformer", mode="sync", actors=32, reference=4140),
+)
+SCALING = (
+    *(Row(env="lake", encoder="Transformer", mode="sync", actors=n) for n in (1, 4, 16, 64, 256)),
+    *(Row(env=shape, encoder="FF", mode="sync") for shape in ("4", "64", "1024", "16384", "84x84x3")),
+    *(Row(env="lake", encoder="Transformer", mode="sync", window=w) for w in (64, 256, 512, 1024, 2048)),
+)
+
+
+def make_env(name: str) -> gym.Env[Any, Any]:
+    """The environment itself, without anything of ours around it."""
+    if name == "lake":
+        return MetaFrozenLake(4, k_episodes=5)
+    if name in ("CartPole", "Pendulum"):
+        return gym.make({"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1"}[name])
+    return Noise(tuple(int(part) for part in name.split("x")))
+
+
+def make_amago_env(name: str) -> AMAGOEnv:
+    """One actor's environment."""
+    return AMAGOEnv(make_env(name), env_name=name)
+
+
+def bare_rate(name: str, seconds: float) -> float:
+    """Steps per second of one environment with random actions, resets included."""
+    env = make_env(name)
+    env.action_space.seed(0)
+    actions = itertools.cycle([env.action_space.sample() for _ in range(1000)])
+    env.reset(seed=0)
+    steps, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        for _ in range(500):
+            _, _, terminated, truncated, _ = env.step(next(actions))
+            if terminated or truncated:
+                env.reset()
+        steps += 500
+    return steps / passed
+
+
+class Timer:
+    """Seconds spent in functions that were replaced by timed ones."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, owner: Any, method: str, name: str) -> None:
+        """Times every call of a method of one object from now on."""
+        original: Callable[..., Any] = getattr(owner, method)
+        self.seconds[name] = 0.0
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.seconds[name] += time.perf_counter() - start
+
+        setattr(owner, method, timed)
+
+
+class Collection:
+    """A rollout with everything that collecting data needs, into a temporary folder."""
+
+    def __init__(self, row: Row, folder: Path) -> None:
+        make_envs = [partial(make_amago_env, row.env)] * row.actors
+        self.envs = make_vector_env(
+            make_envs, env_mode=row.mode, exploration_wrapper_type=EpsilonGreedy, seed=0
+        )
+        torch.manual_seed(0)
+        image = len(self.envs.observation_space["observation"].shape or ()) == 3
+        agent = Agent(
+            obs_space=self.envs.observation_space,
+            rl2_space=self.envs.rl2_space,
+            action_space=self.envs.action_space,
+            max_seq_len=row.window,
+            tstep_encoder_type=CNNTstepEncoder if image else FFTstepEncoder,
+            traj_encoder_type=ENCODERS[row.encoder],
+        )
+        self.writing_seconds = 0.0
+        self.recorder = TrajectoryRecorder(
+            row.actors,
+            save_to=folder,
+            save_len=1e10,
+            max_seq_len=row.window,
+            rng=np.random.default_rng(0),
+            on_written=self._note_writing,
+        )
+        self.rollout = Rollout(agent, self.envs, device=torch.device("cpu"), recorder=self.recorder)
+        self.timer = Timer()
+        self.timer.time(self.envs, "step", "vector_step")
+        self.timer.time(agent, "get_actions", "policy")
+        self.timer.time(self.recorder, "add", "recording")
+
+    def _note_writing(self, path: Path) -> None:
+        # Called in the writing thread; what is measured is the time, so the disk need not hold the files.
+        self.writing_seconds = time.thread_time()
+        path.unlink()
+
+    def run_for(self, seconds: float) -> tuple[int, float]:
+        """Vector steps and seconds."""
+        steps, start = 0, time.perf_counter()
+        while (passed := time.perf_counter() - start) < seconds:
+            self.rollout.run(timesteps=REPEATS_OF_TIMER)
+            steps += REPEATS_OF_TIMER
+        return steps, passed
+
+    def close(self) -> None:
+        """Ends writing and the environments."""
+        self.recorder.close()
+        self.envs.close()
+
+
+def measure(row: Row, seconds: float) -> dict[str, str]:
+    """Everything that a row of the results says."""
+    bare = bare_rate(row.env, min(1.0, seconds))
+    with tempfile.TemporaryDirectory() as folder:
+        collection = Collection(row, Path(folder))
+        collection.run_for(seconds / 4)
+        spent = collection.timer.seconds
+        before, wrote = dict(spent), collection.writing_seconds
+        files = collection.recorder.saved_files
+        steps, passed = collection.run_for(seconds)
+        collection.close()
+    share = {name: (spent[name] - before[name]) / passed for name in spent}
+    environments = share["vector_step"]
+    if row.mode == "sync":
+        environments = min(environments, steps * row.actors / bare / passed)
+    shares = {
+        "environments": environments,
+        "stepping": share["vector_step"] - environments,
+        "policy": share["policy"],
+        "recording": share["recording"],
+        "rest": 1.0 - sum(share.values()),
+        "writing": (collection.writing_seconds - wrote) / passed,
+    }
+    rate = steps * row.actors / passed
+    return {
+        "name": row.name,
+        "actors": str(row.actors),
+        "window": str(row.window),
+        "steps_per_s": f"{rate:.0f}",
+        "us_per_vector_step": f"{passed / steps * 1e6:.0f}",
+        "reference_steps_per_s": "" if row.reference is None else str(row.reference),
+        "times_reference": "" if row.reference is None else f"{rate / row.reference:.1f}",
+        "bare_steps_per_s": f"{bare:.0f}",
+        "files_per_s": f"{(collection.recorder.saved_files - files) / passed:.0f}",
+        "threads": str(torch.get_num_threads()),
+    } | {name: f"{part:.3f}" for name, part in shares.items()}
+
+
+def resident_mib() -> float:
+    """Resident memory of this process (Linux)."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in status if line.startswith("VmRSS"))) / 1024
+
+
+def watch_memory(row: Row, total_steps: int) -> None:
+    """Collects `total_steps` steps of all actors together, and prints the resident memory twenty times."""
+    with tempfile.TemporaryDirectory() as folder:
+        collection = Collection(row, Path(folder))
+        part = max(1, total_steps // row.actors // 20)
+        for done in range(1, 21):
+            collection.rollout.run(timesteps=part)
+            print(f"{row.name}: {done * part * row.actors} steps, {resident_mib():.1f} MiB", flush=True)
+        collection.close()
+
+
+def in_a_process_of_its_own(row: Row, seconds: float) -> dict[str, str]:
+    """`measure` there, so that no row inherits the memory or the threads of another."""
+    command = [sys.executable, "-m", "benchmarks.rollout", "--row", json.dumps(dataclasses.asdict(row))]
+    run = subprocess.run(
+        [*command, "--seconds", str(seconds)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        raise SystemExit(f"{row} failed:\n{run.stderr[-2000:]}{run.stdout[-500:]}")
+    result: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
+    return result
+
+
+def rows_of(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The rows that the arguments ask for."""
+    for row in SCALING if arguments.scaling else ROWS:
+        if arguments.only is None or arguments.only in row.name:
+            yield row
+
+
+def main() -> None:
+    """Measure every row, print it, and add it to the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a row")
+    parser.add_argument("--scaling", action="store_true", help="numbers of actors, observations and windows")
+    parser.add_argument("--memory", type=int, metavar="STEPS", help="watch the memory over so many steps")
+    parser.add_argument("--only", help="rows whose name contains this")
+    parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.row:
+        print(json.dumps(measure(Row(**json.loads(arguments.row)), arguments.seconds)))
+        return
+    if arguments.memory:
+        for row in rows_of(arguments):
+            watch_memory(row, arguments.memory)
+        return
+    print(" | ".join(SHOWN))
+    for row in rows_of(arguments):
+        result = in_a_process_of_its_own(row, arguments.seconds)
+        print(" | ".join(result[key] for key in SHOWN), flush=True)
+        if not arguments.no_save:
+            append(RESULTS, result | describe())
+
+
+if __name__ == "__main__":
+    main()
