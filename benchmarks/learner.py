@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import json
 import statistics
@@ -32,27 +31,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from amago.agent import Agent, Batch, MultiTaskAgent
+from amago.agent import Agent, Batch
 from amago.distributed.accelerate import Processes, make_accelerator
 from amago.experiment.learner import Learner, make_adamw
-from amago.nets.specs import ActionSpec
-from amago.nets.traj_encoders import TformerTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
-from benchmarks.flops import Workload, count_update
-from benchmarks.machine import ROOT, describe
-from benchmarks.plain.agents import PlainAgent, PlainMultiTaskAgent
-from benchmarks.plain.sizes import Sizes
+from benchmarks.flops import count_update
+from benchmarks.machine import ROOT, append, describe
 from benchmarks.plain.update import make_optimizer, update
+from benchmarks.workloads import WORKLOADS, checksum, make_agent, make_batch, make_plain
 
 RESULTS = Path(__file__).parent / "results" / "learner.csv"
-WORKLOADS = {
-    "Agent, 5 discrete": Workload(action_dim=5, discrete=True),
-    "Agent, 6 continuous": Workload(action_dim=6, discrete=False),
-    "MultiTaskAgent, 5 discrete": Workload(action_dim=5, discrete=True, bins=128, samples=3),
-    "MultiTaskAgent, 6 continuous": Workload(action_dim=6, discrete=False, bins=128, samples=3),
-}
 CODES = ("ours", "ours, compiled", "plain")
 SHOWN = (
     "workload",
@@ -78,70 +67,6 @@ class Row:
     precision: str
     device: str
     updates: int
-
-
-def make_agent(work: Workload) -> Agent:
-    """The agent of a workload, with default settings and always the same weights."""
-    torch.manual_seed(0)
-    action = (
-        ActionSpec("discrete", (work.action_dim,), None, None)
-        if work.discrete
-        else ActionSpec("box", (work.action_dim,), -1.0, 1.0)
-    )
-    return (MultiTaskAgent if work.bins else Agent)(
-        obs_space={"observation": (work.obs_dim,)},
-        rl2_space=(1 + work.action_dim,),
-        action_space=action,
-        max_seq_len=work.length,
-        tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=TformerTrajEncoder,
-    )
-
-
-def make_plain(agent: Agent) -> PlainAgent:
-    """The plain agent with the same weights."""
-    state = agent.state_dict()
-    kind = PlainMultiTaskAgent if isinstance(agent, MultiTaskAgent) else PlainAgent
-    plain = kind(Sizes.of(state), agent.action_spec)
-    plain.load_state_dict(state)
-    return plain
-
-
-def make_batch(work: Workload) -> Batch:
-    """A batch without padding, always the same."""
-    generator = torch.Generator().manual_seed(1)
-    rows, steps = work.batch_size, work.length
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    if work.discrete:
-        chosen = torch.randint(work.action_dim, (rows, steps - 1), generator=generator)
-        actions = F.one_hot(chosen, work.action_dim).float()
-    else:
-        actions = torch.rand(rows, steps - 1, work.action_dim, generator=generator) * 2.0 - 1.0
-    batch = Batch(
-        obs={"observation": normal(rows, steps, work.obs_dim)},
-        rl2s=normal(rows, steps, 1 + work.action_dim),
-        rews=normal(rows, steps - 1, 1),
-        dones=torch.rand(rows, steps - 1, 1, generator=generator) < 0.02,
-        actions=actions,
-        time_idxs=torch.arange(steps).view(1, -1, 1).repeat(rows, 1, 1),
-        lengths=torch.full((rows,), steps),
-    )
-    return dataclasses.replace(batch, flat_idxs=batch.real_transitions())
-
-
-def checksum(agent: Agent | PlainAgent, batch: Batch) -> float:
-    """The loss in eval mode, with targets over all critics: nothing random is left but the policy's draws."""
-    subset, agent.num_critics_td = agent.num_critics_td, agent.num_critics
-    agent.eval()
-    torch.manual_seed(2)
-    with torch.no_grad():
-        loss = agent(batch, log_step=False) if isinstance(agent, Agent) else agent(batch)
-    agent.train()
-    agent.num_critics_td = subset
-    return float(loss)
 
 
 def updater(agent: Agent, row: Row) -> tuple[nn.Module, Callable[[Batch], Any]]:
@@ -311,18 +236,7 @@ def main() -> None:
         result = in_a_process_of_its_own(row)
         print(" | ".join(result[key] for key in SHOWN), flush=True)
         if not arguments.no_save:
-            append(result | machine | describe())
-
-
-def append(row: dict[str, str]) -> None:
-    """Add a row to the results; the first one brings the header."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+            append(RESULTS, result | machine | describe())
 
 
 if __name__ == "__main__":

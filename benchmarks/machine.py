@@ -1,11 +1,13 @@
-"""What a row of results says about where and with what it was measured."""
+"""What a row of results says about where and with what it was measured, and how rows are kept."""
 
 from __future__ import annotations
 
+import csv
 import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -42,3 +44,14 @@ def describe() -> dict[str, str]:
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
     }
+
+
+def append(file: Path, row: Mapping[str, str]) -> None:
+    """Add a row to a file of results; the first one brings the header."""
+    file.parent.mkdir(exist_ok=True)
+    new = not file.exists()
+    with file.open("a", newline="") as lines:
+        writer = csv.DictWriter(lines, fieldnames=list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)

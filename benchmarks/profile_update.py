@@ -13,7 +13,8 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.learner import WORKLOADS, Row, make_agent, make_batch, updater
+from benchmarks.learner import Row, updater
+from benchmarks.workloads import WORKLOADS, make_agent, make_batch
 
 # The first kind with a name that the operation's begins with.
 KINDS = {

@@ -9,13 +9,12 @@ to benchmarks/results/quickstart.csv as soon as it is there.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.machine import ROOT, describe
+from benchmarks.machine import ROOT, append, describe
 
 RESULTS = Path(__file__).parent / "results" / "quickstart.csv"
 FIGURES = ("seed", "mean_return", "success_by_attempt", "env_steps", "gradient_steps", "wall_seconds")
@@ -34,17 +33,6 @@ def train(seed: int, extra: list[str]) -> dict[str, str]:
     return {key: str(value) for key, value in (row | describe()).items()}
 
 
-def append(row: dict[str, str]) -> None:
-    """Add a row to the results; the first one brings the header."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main() -> None:
     """Train every seed and print its row."""
     parser = argparse.ArgumentParser(
@@ -55,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for seed in arguments.seeds:
         row = train(seed, arguments.options)
-        append(row)
+        append(RESULTS, row)
         print(row, flush=True)
 
 

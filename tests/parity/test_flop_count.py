@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 from benchmarks.flops import Workload, count_update
-from benchmarks.learner import WORKLOADS, make_agent, make_batch
+from benchmarks.workloads import WORKLOADS, make_agent, make_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCHED = ("aten.bmm", "aten.baddbmm")  # attention and the power iterations of SigmaReparam
@@ -28,9 +28,8 @@ def counted(work: Workload) -> Counted:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("sizes", [(4, 16), (3, 40)], ids=["4 of 16", "3 of 40"])
-def test_an_update_takes_the_operations_that_are_counted(name, sizes):
-    work = dataclasses.replace(WORKLOADS[name], batch_size=sizes[0], length=sizes[1])
+def test_an_update_takes_the_operations_that_are_counted(name):
+    work = dataclasses.replace(WORKLOADS[name], batch_size=3, length=20)
     ours, theirs = count_update(work), counted(work)
     assert sum(ours.values()) - ours["attention"] == theirs.layers
     assert sum(ours.values()) == pytest.approx(theirs.total, rel=0.01)
