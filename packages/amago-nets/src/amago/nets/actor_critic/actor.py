@@ -77,7 +77,7 @@ class Actor(BaseActorHead):
         return params
 
 
-class _ResidualBlock(nn.Sequential):
+class ResidualBlock(nn.Sequential):
     """x + norm(linear(dropout(activation(norm(linear(x)))))).
 
     A Sequential for its parameter names only: 0 and 3 are the linear layers, 1 and 4 the norms.
@@ -152,7 +152,7 @@ class ResidualActor(BaseActorHead):
             dropout_p=dropout_p,
         )
         self.residual_blocks = nn.ModuleList(
-            _ResidualBlock(feature_dim, residual_ff_dim, activation, normalization, dropout_p)
+            ResidualBlock(feature_dim, residual_ff_dim, activation, normalization, dropout_p)
             for _ in range(residual_blocks)
         )
         self.out = nn.Linear(feature_dim, self.num_gammas * self.policy_dist.input_dimension)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amago.nets.actor_critic.actor import Actor, ResidualActor, _ResidualBlock
+from amago.nets.actor_critic.actor import Actor, ResidualActor, ResidualBlock
 from amago.nets.policy_dists.base import tanh_bounded_positive
 from amago.nets.policy_dists.discrete import Discrete, effective_floor
 from amago.nets.policy_dists.gaussian import TanhGaussian
@@ -54,7 +54,7 @@ def residual_actor(builder: Builder, module: ResidualActor, x: int) -> Ending:
     return choice(builder, module, builder.translate(module.out, x, outputs=last_discount(module)))
 
 
-@translates(_ResidualBlock)
+@translates(ResidualBlock)
 def residual_block(builder: Builder, module: nn.Sequential, x: int) -> int:
     """A block of the residual actor."""
     hidden = layer_and_norm(builder, module[0], module[1], x, activation_of(builder, module[2]))
