@@ -389,13 +389,15 @@ def test_a_gymnasium_vector_environment_is_a_batched_environment():
     env.close()
 
 
-def test_a_gymnasium_vector_environment_must_reset_in_the_step_that_ends_an_episode():
+def test_a_gymnasium_vector_environment_must_have_these_rows_and_reset_them_itself():
     with pytest.raises(ValueError, match="batched_envs is 3"):
         AMAGOEnv(make_gymnasium_vector(2), batched_envs=3)
     if not gym.__version__.startswith("0."):
-        next_step = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
-        with pytest.raises(ValueError, match="SAME_STEP"):
-            AMAGOEnv(next_step, batched_envs=2)
+        never = gym.vector.SyncVectorEnv(
+            [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=gym.vector.AutoresetMode.DISABLED
+        )
+        with pytest.raises(ValueError, match="DISABLED"):
+            AMAGOEnv(never, batched_envs=2)
 
 
 # Adapters and versions

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from amago.envs.action_codecs import make_action_codec
 from amago.envs.compat import ForwardingWrapper, find_owner
-from amago.envs.gymnasium_vector import adapt_vector_env
+from amago.envs.gymnasium_vector import VectorEnvAdapter, adapt_vector_env
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
 from amago.envs.spaces import ObservationMapper
 from amago.hindsight.timestep import Array, Timestep
@@ -48,7 +48,7 @@ class AMAGOEnv(ForwardingWrapper):
     Args:
         env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
             those, unbounded Boxes, and any nesting of Dict and Tuple. A gymnasium VectorEnv is taken as well; it
-            must reset rows in the step that ends their episode (`AutoresetMode.SAME_STEP`).
+            must reset its rows itself, in the step that ends their episode or in the next one.
         env_name: name for logs and files. None reads the attribute `env_name` of the environment (of any layer
             of its wrappers), anew at each use because multi-task environments change it between resets; without
             such an attribute the id that the environment was made from, or the name of its class.
@@ -102,6 +102,11 @@ class AMAGOEnv(ForwardingWrapper):
             return str(self._name_owner.env_name)
         spec = self.env.spec
         return spec.id if spec is not None else type(self.env.unwrapped).__name__
+
+    @property
+    def reset_rows(self) -> npt.NDArray[np.bool_] | None:
+        """(E,) bool, rows that the last step only reset, as in gymnasium's NEXT_STEP mode; else None."""
+        return self.env.reset_rows if isinstance(self.env, VectorEnvAdapter) else None
 
     @property
     def name_is_fixed(self) -> bool:
@@ -221,6 +226,10 @@ class AMAGOEnv(ForwardingWrapper):
             truncated = _row_values("truncated", raw_truncated, np.bool_, num_envs)
             finite = bool(np.isfinite(reward).all())
             time_idx = self._time_idx + 1
+            if self.reset_rows is not None:
+                prev_action[self.reset_rows] = 0.0
+                reward[self.reset_rows] = 0.0
+                time_idx[self.reset_rows] = 0
             self._time_idx = np.where(terminated | truncated, 0, time_idx)
         if not finite:
             self.raise_nonfinite(raw_reward, time_idx)

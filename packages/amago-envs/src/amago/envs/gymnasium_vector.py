@@ -2,11 +2,21 @@
 
 An `AMAGOEnv` expects the spaces of one environment, and a `gymnasium.Env`; a VectorEnv has batched spaces
 beside those of one, and from gymnasium 1.0 on is no `Env`.
+
+When a row's episode ends, the vector environment says in `metadata["autoreset_mode"]` who begins the next one:
+
+- SAME_STEP (and releases before 1.0, which have no choice): the same step, which returns the new episode's first
+  observation and reports the last one of the old episode in `info`.
+- NEXT_STEP: the step after it, which ignores the action of that row. It is no transition of any episode; the
+  adapter marks it in `reset_rows`, and recording, statistics and the policy's memory pass over it.
+- DISABLED: the caller. Nobody would, so it is refused, as is any mode that is not known.
 """
 
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 
@@ -14,11 +24,14 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     """A gymnasium VectorEnv as an environment that has the spaces of one row.
 
     Args:
-        vector_env: resets its environments within the step that ends an episode.
+        vector_env: resets its environments within the step that ends an episode, or in the one after it.
         batched_envs: the number of rows it is said to have.
 
+    Attributes:
+        reset_rows: (N,) bool, rows that the last step only reset; None if that never happens.
+
     Raises:
-        ValueError: if the number of rows differs or is 1, or environments are reset in another step.
+        ValueError: if the number of rows differs or is 1, or the environment does not reset its rows itself.
     """
 
     def __init__(self, vector_env: Any, batched_envs: int) -> None:
@@ -32,14 +45,16 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
                 "a vector environment of num_envs=1 is not batched: pass the environment inside it"
             )
         mode = (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode")
-        # Before 1.0 there is no choice: environments reset themselves in the same step.
-        if mode is not None and getattr(mode, "name", str(mode)) != "SAME_STEP":
+        mode_name = "SAME_STEP" if mode is None else str(getattr(mode, "name", mode))
+        if mode_name not in ("SAME_STEP", "NEXT_STEP"):
             raise ValueError(
-                f"the vector environment has autoreset mode {getattr(mode, 'name', mode)}, which puts a step "
-                "without meaning between episodes or leaves resets to others: make it with "
-                "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP "
+                f"the vector environment has autoreset mode {mode_name}, and nobody else would reset its rows: "
+                "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP or NEXT_STEP "
                 "(gymnasium.make_vec takes it in vector_kwargs)"
             )
+        self.reset_rows: npt.NDArray[np.bool_] | None = None
+        self._resets_in_next_step = mode_name == "NEXT_STEP"
+        self._finished: npt.NDArray[np.bool_] = np.zeros(batched_envs, np.bool_)
         self.vector_env = vector_env
         self.observation_space = vector_env.single_observation_space
         self.action_space = vector_env.single_action_space
@@ -52,11 +67,15 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Resets every row; a seed is spread over the rows by the vector environment."""
         obs, info = self.vector_env.reset(seed=seed, options=options)
+        self._finished = np.zeros_like(self._finished)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every row."""
         obs, reward, terminated, truncated, info = self.vector_env.step(action)
+        if self._resets_in_next_step:
+            self.reset_rows = self._finished
+            self._finished = np.logical_or(terminated, truncated)
         return obs, reward, terminated, truncated, info
 
     def render(self) -> Any:

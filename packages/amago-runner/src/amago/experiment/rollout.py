@@ -131,8 +131,9 @@ class Rollout:
         self._inputs = step.inputs
         if self.recorder is not None:
             self.recorder.add(step)
-        if step.done_rows.size:
+        if step.done_rows.size or step.reset_rows.size:
             dones = step.terminated | step.truncated
+            dones[step.reset_rows] = True
             with torch.inference_mode():
                 self.hidden_state = self.agent.reset_hidden_state(self.hidden_state, dones)
         return step
@@ -215,6 +216,10 @@ class Rollout:
             self._names = step.env_names
         self._steps_under_names += 1
         self._running.add(step)
+        for row in step.reset_rows.tolist():
+            name = step.env_names[row]
+            self.steps_by_env_name[name] = self.steps_by_env_name.get(name, 0) - 1
+            self._running.clear_row(row)
         for row in step.done_rows.tolist():
             if remaining is None or remaining[row] > 0:
                 self._running.finish(row, step.env_names[row], self.stats)

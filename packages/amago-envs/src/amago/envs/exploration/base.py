@@ -88,7 +88,9 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
             return result
         self.global_step += 1
         done = result[2] | result[3]
-        self._local_step = np.where(done, 0, self._local_step + 1)
+        local_step = np.where(done, 0, self._local_step + 1)
+        reset_rows = find_attribute(self.env, "reset_rows")
+        self._local_step = local_step if reset_rows is None else np.where(reset_rows, 0, local_step)
         if done.any():
             self.on_episode_start(np.flatnonzero(done))
         return result

@@ -120,7 +120,9 @@ class TrajectoryRecorder:
         if step.env_names is not self._names:
             self._set_names(step.env_names)
         self._steps_of_names += 1
-        self.total_frames += self.num_envs
+        self.total_frames += self.num_envs - len(step.reset_rows)
+        for row in step.reset_rows.tolist():
+            self._frames[step.env_names[row]] = self._frames.get(step.env_names[row], 0) - 1
         if self._writer is None:
             return
         pieces = self._pieces
@@ -129,6 +131,9 @@ class TrajectoryRecorder:
                 "add was called before begin: pass the vector environment's reset to begin first"
             )
         pieces.add(step)
+        if step.reset_rows.size:
+            # Their episode begins here: what was added for them is no transition.
+            pieces.begin_episodes(step.reset_rows)
         ended = pieces.lengths >= self._limits
         if step.done_rows.size:
             ended[step.done_rows] = False

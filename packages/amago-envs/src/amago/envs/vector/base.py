@@ -108,6 +108,7 @@ class BufferedVectorEnv:
             final_time_idxs=final_time_idxs,
             metrics=metrics,
             env_names=names,
+            reset_rows=np.flatnonzero(arrays.only_reset),
         )
 
     def _rename(self, changes: Sequence[tuple[int, Sequence[NameChange]]]) -> None:

@@ -48,6 +48,7 @@ class StepArrays:
     rewards: Array
     terminated: Array
     truncated: Array
+    only_reset: Array
     policy_actions: Array
 
     def rows(self, start: int, stop: int) -> "StepArrays":
@@ -72,6 +73,7 @@ _PLAIN_FIELDS = (
     "rewards",
     "terminated",
     "truncated",
+    "only_reset",
     "policy_actions",
 )
 
@@ -89,6 +91,7 @@ def layout(
         "rewards": Field(shape=(), dtype="float32"),
         "terminated": Field(shape=(), dtype="bool"),
         "truncated": Field(shape=(), dtype="bool"),
+        "only_reset": Field(shape=(), dtype="bool"),
         "policy_actions": policy_action_field(action_space),
     }
     for key, space in observation_space.spaces.items():

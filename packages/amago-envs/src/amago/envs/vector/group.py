@@ -111,6 +111,7 @@ class _Member:
     terminated: Array = field(default_factory=lambda: np.empty(0))
     truncated: Array = field(default_factory=lambda: np.empty(0))
     time_idxs: Array = field(default_factory=lambda: np.empty(0))
+    only_reset: Array = field(default_factory=lambda: np.empty(0))
 
 
 class EnvGroup:
@@ -201,7 +202,7 @@ class EnvGroup:
         for member in self._members:
             rows = slice(member.start, member.stop)
             member.obs = [(key, array[rows]) for key, array in arrays.obs.items()]
-            for name in ("actions", "rewards", "terminated", "truncated", "time_idxs"):
+            for name in ("actions", "rewards", "terminated", "truncated", "time_idxs", "only_reset"):
                 setattr(member, name, getattr(arrays, name)[rows])
         envs = [member.env for member in self._members]
         self._singles = SingleEnvs(envs, arrays) if can_step_together(envs) else None
@@ -213,7 +214,7 @@ class EnvGroup:
             timestep, _ = member.env.reset(seed=seed)
             self._write_first(member, timestep)
             member.name = member.amago_env.env_name
-        for name in ("rl2s", "actions", "rewards", "terminated", "truncated"):
+        for name in ("rl2s", "actions", "rewards", "terminated", "truncated", "only_reset"):
             getattr(self._arrays, name)[:] = 0
         return [member.name for member in self._members]
 
@@ -266,6 +267,8 @@ class EnvGroup:
             member.rewards[...] = reward
             member.terminated[...] = terminated
             member.truncated[...] = truncated
+            if (reset_rows := member.amago_env.reset_rows) is not None:
+                member.only_reset[...] = reset_rows
             if info:
                 metrics += self._metrics(member, info)
                 if member.resets_itself:

@@ -5,14 +5,16 @@ environment with `batched_envs` E fills E consecutive rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import gymnasium as gym
+import numpy as np
 
 from amago.hindsight.timestep import Array
 
 ExplorationState = dict[str, Any]
+NO_ROWS: Array = np.empty(0, np.int64)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -46,6 +48,8 @@ class VectorStep:
         final_time_idxs: (K,) int64, the time index of that observation.
         metrics: (row, {name: value}) for every row whose `info` reported metrics in this step.
         env_names: N names, of the episodes that the transitions belong to.
+        reset_rows: (K',) int64, rows that were not stepped but reset, by a gymnasium VectorEnv in NEXT_STEP mode:
+            what stands in them is no transition, and their episode begins with `inputs`.
     """
 
     inputs: PolicyInput
@@ -58,6 +62,7 @@ class VectorStep:
     final_time_idxs: Array
     metrics: list[tuple[int, dict[str, float]]]
     env_names: list[str]
+    reset_rows: Array = field(default_factory=lambda: NO_ROWS)
 
 
 class VectorEnv(Protocol):
