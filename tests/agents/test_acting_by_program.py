@@ -237,22 +237,22 @@ def test_every_number_of_rows_acts_the_same(rows):
     assert_same_episodes(make_agent(encoder), steps=4, rows=rows)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_any_number_of_threads_gives_the_same_bits(threads):
+@pytest.mark.parametrize("rows", [12, 70])
+def test_any_number_of_threads_gives_the_same_bits(rows):
     agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, d_ff=40), "box")
-    outs = []
+    inputs = make_inputs(agent, rows, torch.zeros(rows, dtype=torch.int64))
     before = torch.get_num_threads()
-    for count in (1, threads):
-        torch.set_num_threads(count)
-        torch.manual_seed(1)
-        hidden = agent.init_hidden_state(70, "cpu")
-        inputs = make_inputs(agent, 70, torch.zeros(70, dtype=torch.int64))
-        outs.append(agent.get_actions(*inputs, hidden)[0])
-    torch.set_num_threads(before)
-    assert agent._step_policy.steps, agent._step_policy.reason
-    if threads == 1:
-        assert torch.equal(*outs)
-    torch.testing.assert_close(*outs, atol=1e-6, rtol=1e-6)
+    actions = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            hidden = agent.init_hidden_state(rows, "cpu")
+            actions.append(agent.get_actions(*inputs, hidden, sample=False)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert agent._step_policy.steps == 3
+    assert torch.equal(actions[0], actions[1])
+    assert torch.equal(actions[0], actions[2])
 
 
 @pytest.mark.parametrize("actor", [Actor, ResidualActor])

@@ -85,17 +85,27 @@ public:
     }
 
 private:
-    // The slots that a row sees which has taken `length` steps before this one, sinks first.
-    int64_t visible(std::vector<int64_t>& slots, int64_t length, int64_t size) const {
+    // Where the slots lie that a row sees which has taken `length` steps before this one, sinks first; the last one
+    // is repeated until their number is a multiple of kLanes.
+    struct Seen {
+        int64_t sinks, count;
+    };
+    Seen visible(std::vector<int64_t>& slots, int64_t length, int64_t size) const {
         const int64_t now = std::min(length, size - 1);  // place of this step in what is remembered
         const int64_t current = length % size;
         slots.clear();
-        const auto slot_at = [&](int64_t place) { return (current - (now - place) + size) % size; };
+        const int64_t width = heads_ * dim_;
+        const auto slot_at = [&](int64_t place) {
+            const int64_t slot = current - (now - place);
+            return (slot < 0 ? slot + size : slot) * width;
+        };
         const int64_t sinks = std::min(options_.sink, now + 1);
         for (int64_t place = 0; place < sinks; ++place) slots.push_back(slot_at(place));
         const int64_t oldest = options_.window < 0 ? 0 : std::max<int64_t>(0, now - options_.window);
         for (int64_t place = std::max(oldest, sinks); place <= now; ++place) slots.push_back(slot_at(place));
-        return sinks;
+        const int64_t count = static_cast<int64_t>(slots.size());
+        slots.resize((count + kLanes - 1) / kLanes * kLanes, slots.back());
+        return {sinks, count};
     }
 
     void attend(const Step& step, const Tile& tile, int64_t r, std::vector<int64_t>& slots,
@@ -108,23 +118,21 @@ private:
         std::copy_n(query + width, width, keys + current * width);
         std::copy_n(query + 2 * width, width, values + current * width);
 
-        const int64_t sinks = visible(slots, length, step.slots);
-        const int64_t seen = static_cast<int64_t>(slots.size());
-        const int64_t stride = (seen + kLanes - 1) / kLanes * kLanes;
+        const Seen seen = visible(slots, length, step.slots);
+        const int64_t stride = static_cast<int64_t>(slots.size());
         scores.resize(heads_ * stride);
-        score(query, keys, slots, stride, scores.data());
-        for (int64_t h = 0; h < heads_; ++h) weigh(scores.data() + h * stride, seen, sinks);
-        mix(values, slots, stride, scores.data(), tile.row(out_, r));
+        score(query, keys, slots, scores.data());
+        for (int64_t h = 0; h < heads_; ++h) weigh(scores.data() + h * stride, seen, stride);
+        mix(values, slots, seen.count, scores.data(), tile.row(out_, r));
     }
 
-    // Products of the query with all keys that are seen: (H, stride).
-    void score(const float* query, const float* keys, const std::vector<int64_t>& slots, int64_t stride,
-               float* scores) const {
-        const int64_t seen = static_cast<int64_t>(slots.size()), width = heads_ * dim_;
+    // Products of the query with all keys that are seen: (H, slots).
+    void score(const float* query, const float* keys, const std::vector<int64_t>& slots, float* scores) const {
+        const int64_t stride = static_cast<int64_t>(slots.size());
         if (dim_ % kLanes) {
             for (int64_t h = 0; h < heads_; ++h)
-                for (int64_t i = 0; i < seen; ++i) {
-                    const float* key = keys + slots[i] * width + h * dim_;
+                for (int64_t i = 0; i < stride; ++i) {
+                    const float* key = keys + slots[i] + h * dim_;
                     float sum = 0;
 #pragma omp simd reduction(+ : sum)
                     for (int64_t j = 0; j < dim_; ++j) sum += query[h * dim_ + j] * key[j];
@@ -132,40 +140,59 @@ private:
                 }
             return;
         }
-        for (int64_t i = 0; i < seen; i += kLanes) {
-            const float* key[kLanes];
-            for (int64_t s = 0; s < kLanes; ++s) key[s] = keys + slots[std::min(i + s, seen - 1)] * width;
+        for (int64_t i = 0; i < stride; i += kLanes) {
+            const int64_t* slot = slots.data() + i;
             for (int64_t h = 0; h < heads_; ++h) {
                 Vector products[kLanes];
+#pragma GCC unroll 16
                 for (int s = 0; s < kLanes; ++s)
-                    products[s] = load_vector(query + h * dim_) * load_vector(key[s] + h * dim_);
+                    products[s] = load_vector(query + h * dim_) * load_vector(keys + slot[s] + h * dim_);
                 for (int64_t j = h * dim_ + kLanes; j < (h + 1) * dim_; j += kLanes)
+#pragma GCC unroll 16
                     for (int s = 0; s < kLanes; ++s)
-                        products[s] += load_vector(query + j) * load_vector(key[s] + j);
+                        products[s] += load_vector(query + j) * load_vector(keys + slot[s] + j);
                 store_vector(scores + h * stride + i, sums_of<kLanes>(products));
             }
         }
     }
 
-    // Scores of one head become the softmax's weights.
-    void weigh(float* weight, int64_t seen, int64_t sinks) const {
-        const float clip = options_.logit_clip;
-        for (int64_t i = 0; i < seen; ++i) weight[i] *= options_.scale;
-        for (int64_t i = 0; i < sinks; ++i) weight[i] += options_.sink_bias;
-        float max = -std::numeric_limits<float>::infinity(), sum = 0;
-        for (int64_t i = 0; i < seen; ++i) weight[i] = weight[i] > clip ? clip : (weight[i] < -clip ? -clip : weight[i]);
-#pragma omp simd reduction(max : max)
-        for (int64_t i = 0; i < seen; ++i) max = weight[i] > max ? weight[i] : max;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < seen; ++i) sum += weight[i] = vexp(weight[i] - max);
+    static float larger(float a, float b) { return a > b ? a : b; }
+
+    // The lanes put together, half onto half: no lane waits for all before it.
+    template <class Two>
+    static float fold(float* lanes, const Two& two) {
+#pragma GCC unroll 4
+        for (int half = kLanes / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+            for (int j = 0; j < half; ++j) lanes[j] = two(lanes[j], lanes[j + half]);
+        return lanes[0];
+    }
+
+    // Scores of one head become the softmax's weights; `stride` is a multiple of kLanes, the rest become 0.
+    void weigh(float* weight, Seen seen, int64_t stride) const {
+        const float clip = options_.logit_clip, scale = options_.scale;
+        for (int64_t i = 0; i < stride; ++i) weight[i] *= scale;
+        for (int64_t i = 0; i < seen.sinks; ++i) weight[i] += options_.sink_bias;
+        if (clip < std::numeric_limits<float>::infinity())
+            for (int64_t i = 0; i < seen.count; ++i)
+                weight[i] = weight[i] > clip ? clip : (weight[i] < -clip ? -clip : weight[i]);
+        std::fill(weight + seen.count, weight + stride, -std::numeric_limits<float>::infinity());
+        float largest[kLanes], sums[kLanes] = {};
+        std::copy_n(weight, kLanes, largest);
+        for (int64_t i = kLanes; i < stride; i += kLanes)
+            for (int j = 0; j < kLanes; ++j) largest[j] = larger(weight[i + j], largest[j]);
+        const float max = fold(largest, larger);
+        for (int64_t i = 0; i < stride; i += kLanes)
+            for (int j = 0; j < kLanes; ++j) sums[j] += weight[i + j] = vexp(weight[i + j] - max);
+        const float sum = fold(sums, [](float a, float b) { return a + b; });
         const float share = 1.0f / sum;
-        for (int64_t i = 0; i < seen; ++i) weight[i] *= share;
+        for (int64_t i = 0; i < stride; ++i) weight[i] *= share;
     }
 
     // The values averaged by the weights, (H, D).
-    void mix(const float* values, const std::vector<int64_t>& slots, int64_t stride, const float* weights,
+    void mix(const float* values, const std::vector<int64_t>& slots, int64_t seen, const float* weights,
              float* out) const {
-        const int64_t seen = static_cast<int64_t>(slots.size()), width = heads_ * dim_;
+        const int64_t stride = static_cast<int64_t>(slots.size()), width = heads_ * dim_;
         constexpr int64_t kSums = 8;  // vectors that stay in registers while all slots go by
         int64_t j = 0;
         if (dim_ % kLanes == 0) {
@@ -174,7 +201,7 @@ private:
                 const float* weight[kSums];
                 for (int64_t v = 0; v < kSums; ++v) weight[v] = weights + (j + v * kLanes) / dim_ * stride;
                 for (int64_t i = 0; i < seen; ++i) {
-                    const float* value = values + slots[i] * width + j;
+                    const float* value = values + slots[i] + j;
 #pragma GCC unroll 8
                     for (int64_t v = 0; v < kSums; ++v) sums[v] += weight[v][i] * load_vector(value + v * kLanes);
                 }
@@ -185,7 +212,7 @@ private:
         for (int64_t i = 0; j < width && i < seen; ++i)
             for (int64_t h = j / dim_; h < heads_; ++h) {
                 const float weight = weights[h * stride + i];
-                const float* value = values + slots[i] * width;
+                const float* value = values + slots[i];
                 for (int64_t k = std::max(j, h * dim_); k < (h + 1) * dim_; ++k) out[k] += weight * value[k];
             }
     }

@@ -56,6 +56,7 @@ inline Vector sums_of(const Vector* v) {
         constexpr int half = COUNT / 2;
         Vector pairs[half];
         // Neighbours at distance `half` meet where the lanes are that far apart.
+#pragma GCC unroll 16
         for (int i = 0; i < half; ++i) pairs[i] = add_pairs<half>(v[i], v[i + half]);
         return sums_of<half>(pairs);
     }

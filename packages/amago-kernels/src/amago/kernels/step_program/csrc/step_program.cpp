@@ -19,6 +19,7 @@ namespace {
 using namespace amago;
 
 constexpr int64_t kTileRows = 4 * kBlockRows;
+constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them to another thread
 
 class Program {
 public:
@@ -51,7 +52,7 @@ public:
                 if (const int64_t position = step.positions[row * step.position_stride];
                     position < 0 || position >= table)
                     return position < 0 ? -2 : position;
-        const int64_t useful = std::max<int64_t>(1, step.batch / kBlockRows);
+        const int64_t useful = std::max<int64_t>(1, step.batch / kRowsPerThread);
         const int team = static_cast<int>(std::min<int64_t>(threads, useful));
         if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
         if (team == 1)
@@ -94,7 +95,7 @@ public:
         entries_.push_back({std::move(holder), std::move(key), std::move(value)});
     }
     void emptiness(py::dict holder) { empty_.push_back(std::move(holder)); }
-    void tensor(py::object tensor) { tensors_.push_back({std::move(tensor), -1, 0}); }
+    void tensor(const py::object& tensor) { tensors_.push_back({tensor, tensor.attr("data_ptr"), -1, 0}); }
 
     // Whether every entry is still the same object, and every dictionary that was empty still is.
     bool same_structure() const {
@@ -108,9 +109,9 @@ public:
     // Whether a tensor was written to or moved since the last call; true at first.
     bool weights_changed() {
         bool changed = false;
-        for (Counted& counted : tensors_) {
-            const int64_t version = counted.tensor.attr(version_).cast<int64_t>();
-            const auto address = counted.tensor.attr(data_ptr_)().cast<uintptr_t>();
+        for (Counted& counted : tensors_) {  // Python's own calls: this runs before every step, for every weight
+            const int64_t version = number(PyObject_GetAttr(counted.tensor.ptr(), version_.ptr()));
+            const int64_t address = number(PyObject_CallNoArgs(counted.data_ptr.ptr()));
             changed = changed || version != counted.version || address != counted.address;
             counted.version = version;
             counted.address = address;
@@ -124,14 +125,20 @@ private:
         py::object key, value;
     };
     struct Counted {
-        py::object tensor;
-        int64_t version;
-        uintptr_t address;
+        py::object tensor, data_ptr;
+        int64_t version, address;
     };
+    static int64_t number(PyObject* owned) {
+        if (!owned) throw py::error_already_set();
+        const long long value = PyLong_AsLongLong(owned);
+        Py_DECREF(owned);
+        if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
+        return value;
+    }
     std::vector<Entry> entries_;
     std::vector<py::dict> empty_;
     std::vector<Counted> tensors_;
-    py::str version_{"_version"}, data_ptr_{"data_ptr"};
+    py::object version_ = py::reinterpret_steal<py::object>(PyUnicode_InternFromString("_version"));
 };
 
 }  // namespace
