@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="timed in each row")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where buffers are made, and removed")
     parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument("--rows", default=":", help="the rows from and up to these numbers, as in 5:9")
     parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -217,7 +218,8 @@ def main() -> None:
         print(json.dumps(result))
         return
     print(" | ".join(SHOWN))
-    for one in rows():
+    first, _, last = arguments.rows.partition(":")
+    for one in rows()[int(first or 0) : int(last) if last else None]:
         if arguments.only in one.workload:
             result = in_a_process_of_its_own(one, arguments.seconds, arguments.folder)
             print(" | ".join(result[key] for key in SHOWN), flush=True)

@@ -14,18 +14,25 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from amago.agent.batch import Batch
 from amago.loading.dataset import RLDataset
-from amago.loading.packing import PackedBatch, pinned_memory, private_memory, shared_memory
+from amago.loading.packing import PackedBatches, pinned_memory, private_memory, shared_memory
 
 PREFETCH_BATCHES = 4
-"""Batches that each worker prepares ahead."""
+"""Messages that each worker prepares ahead."""
+
+MESSAGE_BYTES = 4 << 20
+"""Small batches travel together up to this size: a message costs more than drawing one of them."""
+
+MOST_BATCHES = 8
+"""Batches in a message at most."""
 
 
 class BatchKey(NamedTuple):
-    """Names a batch, and brings what a worker's copy of the dataset must know before it draws."""
+    """Names consecutive batches, and brings what a worker's copy of the dataset must know before it draws."""
 
     visit: int
     epoch: int
     first: int
+    batches: int
     state: Any
 
 
@@ -79,8 +86,8 @@ class BatchLoader:
         self.workers, self.mp_context = workers, mp_context
         self.device = torch.device(device)
         self._batches = _Batches(dataset, batch_size)
-        self._keys = _Keys()
-        self._loader: DataLoader[PackedBatch] | None = None
+        self._keys = _Keys(batch_size, workers)
+        self._loader: DataLoader[PackedBatches] | None = None
         self._running: Any = None
         self._visits = 0
 
@@ -89,8 +96,7 @@ class BatchLoader:
         self.dataset.set_epoch(epoch)
         self._visits += 1
         state = self.dataset.worker_state() if self.workers else None
-        firsts = range(0, self.batch_size * self.batches_per_epoch, self.batch_size)
-        self._keys.keys = [BatchKey(self._visits, epoch, first, state) for first in firsts]
+        self._keys.begin(BatchKey(self._visits, epoch, 0, 1, state), self.batches_per_epoch)
         return self._from_workers() if self.workers else self._from_here()
 
     def close(self) -> None:
@@ -101,9 +107,9 @@ class BatchLoader:
         self._loader = self._running = None
 
     def _from_here(self) -> Iterator[Batch]:
-        for key in self._keys:
-            allocate = pinned_memory if self.device.type == "cuda" else private_memory
-            packed = self.dataset.draw_batch(key.first, self.batch_size, allocate)
+        allocate = pinned_memory if self.device.type == "cuda" else private_memory
+        for first in range(0, self.batch_size * self.batches_per_epoch, self.batch_size):
+            packed = self.dataset.draw_batch(first, self.batch_size, allocate)
             yield packed.to(self.device).unpack()
 
     def _from_workers(self) -> Iterator[Batch]:
@@ -125,36 +131,61 @@ class BatchLoader:
                 multiprocessing_context=self.mp_context,
             )
         self._running = iter(self._loader)
-        for packed in self._running:
-            yield packed.to(self.device).unpack()
+        for message in self._running:
+            self._keys.message_bytes(len(message), message.buffer.nbytes)
+            for packed in message.to(self.device).unpack():
+                yield packed.unpack()
 
 
-class _Batches(Dataset[PackedBatch]):
+class _Batches(Dataset[PackedBatches]):
     """Batches by key, packed for the way between processes; a worker holds a copy of it, and of the dataset."""
 
     def __init__(self, dataset: RLDataset, batch_size: int) -> None:
         self.dataset, self.batch_size = dataset, batch_size
         self._visit = 0
 
-    def __getitem__(self, key: BatchKey) -> PackedBatch:
+    def __getitem__(self, key: BatchKey) -> PackedBatches:
         if key.visit != self._visit:
             self._visit = key.visit
             self.dataset.load_worker_state(key.state)
             self.dataset.set_epoch(key.epoch)
-        return self.dataset.draw_batch(key.first, self.batch_size, shared_memory)
+        firsts = range(key.first, key.first + key.batches * self.batch_size, self.batch_size)
+        if key.batches == 1:
+            return PackedBatches.alone(self.dataset.draw_batch(key.first, self.batch_size, shared_memory))
+        packed = [self.dataset.draw_batch(first, self.batch_size, private_memory) for first in firsts]
+        return PackedBatches.pack(packed, shared_memory)
 
 
 class _Keys(Sampler[BatchKey]):
-    """The keys of the coming epoch; filled anew before every iteration."""
+    """The keys of an epoch, of more batches each once it is known how small they are.
 
-    def __init__(self) -> None:
-        self.keys: list[BatchKey] = []
+    Args:
+        batch_size: sequences in a batch.
+        workers: loader processes, all of which are to have something to do.
+    """
+
+    def __init__(self, batch_size: int, workers: int) -> None:
+        self.batch_size, self.workers = batch_size, workers
+        self._batches = 1
+
+    def begin(self, first: BatchKey, batches: int) -> None:
+        """Sets the epoch, by its first key and its number of batches."""
+        self._first, self._count = first, batches
+
+    def message_bytes(self, batches: int, nbytes: int) -> None:
+        """Takes note of the size of a message."""
+        self._batches = max(1, min(MOST_BATCHES, MESSAGE_BYTES * batches // max(nbytes, 1)))
 
     def __iter__(self) -> Iterator[BatchKey]:
-        return iter(self.keys)
+        done = 0
+        while done < self._count:
+            share = (self._count - done) // (2 * max(self.workers, 1))
+            batches = max(1, min(self._batches, share))
+            yield self._first._replace(first=done * self.batch_size, batches=batches)
+            done += batches
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self._count
 
 
 def _as_it_is(batch: Any) -> Any:

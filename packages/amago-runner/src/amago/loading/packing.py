@@ -82,10 +82,6 @@ class PackedBatch:
             (obs if place.is_obs else fields)[place.key] = tensor
         return Batch(obs=obs, **fields)
 
-    def pin_memory(self) -> PackedBatch:
-        """The same in page-locked memory; DataLoader calls this when asked to pin."""
-        return PackedBatch(self.buffer.pin_memory(), self.places)
-
     def to(self, device: torch.device) -> PackedBatch:
         """The same on `device`; from pinned memory the copy does not block."""
         return PackedBatch(self.buffer.to(device, non_blocking=True), self.places)
@@ -99,6 +95,47 @@ class PackedBatch:
             .view(place.shape)
             for place in self.places
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatches:
+    """Several batches in one buffer, uint8 (n,): where each begins, and the places in it."""
+
+    buffer: Tensor
+    batches: tuple[tuple[int, tuple[Place, ...]], ...]
+
+    @classmethod
+    def alone(cls, batch: PackedBatch) -> PackedBatches:
+        """One batch, not copied."""
+        return cls(batch.buffer, ((0, batch.places),))
+
+    @classmethod
+    def pack(cls, batches: Sequence[PackedBatch], allocate: Allocate) -> PackedBatches:
+        """Copies the batches into one buffer."""
+        offsets, end = [], 0
+        for batch in batches:
+            offsets.append(-(-end // ALIGNMENT) * ALIGNMENT)
+            end = offsets[-1] + batch.buffer.nbytes
+        buffer = allocate(end)
+        for offset, batch in zip(offsets, batches, strict=True):
+            buffer[offset : offset + batch.buffer.nbytes] = batch.buffer
+        return cls(buffer, tuple((o, b.places) for o, b in zip(offsets, batches, strict=True)))
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.batches)
+
+    def unpack(self) -> list[PackedBatch]:
+        """The batches, as views of the buffer."""
+        return [PackedBatch(self.buffer[offset:], places) for offset, places in self.batches]
+
+    def pin_memory(self) -> PackedBatches:
+        """The same in page-locked memory; DataLoader calls this when asked to pin."""
+        return PackedBatches(self.buffer.pin_memory(), self.batches)
+
+    def to(self, device: torch.device) -> PackedBatches:
+        """The same on `device`; from pinned memory the copy does not block."""
+        return PackedBatches(self.buffer.to(device, non_blocking=True), self.batches)
 
 
 def private_memory(nbytes: int) -> Tensor:
