@@ -89,6 +89,9 @@ class StepProgram:
     _numbers: list[int] = field(default_factory=list)
     _tables: list[Tensor] = field(default_factory=list)
     _positions: int = 0
+    _learned: bool = False
+    _done: int = 0
+    _undrawable: int = 0
 
     def _value(self, width: int) -> _Ref:
         self.widths.append(width)
@@ -138,8 +141,10 @@ class StepProgram:
         return out.value
 
     def add_position(self, x: int, table: Table, limit: int | None = None) -> None:
-        """x += table[position], in place; `limit`: positions that the table has, None for as many as wanted."""
+        """x += table[position], in place; `limit`: positions that a learned table has, None for
+        one that never changes and goes on for as long as wanted."""
         self._limit(limit)
+        self._learned = self._learned or limit is not None
         self._append("add_position", _Ref(x), table=table)
 
     def rotate(self, qkv: int, heads: int, dim: int, table: Table) -> None:
@@ -233,7 +238,7 @@ class StepProgram:
         """Makes the native program; nothing can be appended afterwards."""
         module = STEP_PROGRAM.load()
         panel: int = module.PANEL
-        self._native = module.Program()
+        self._native, self._done, self._undrawable = module.Program(), module.DONE, module.UNDRAWABLE
         for offset, width in zip(self._offsets(lambda w: -(-w // panel) * panel), self.widths, strict=True):
             self._native.value(offset, width)
         for record in self._records:
@@ -245,7 +250,7 @@ class StepProgram:
         for number, record in zip(self._numbers, self._records, strict=True):
             if record.weights is not None:
                 self._set(number, *record.weights())
-        if self.table_limit is not None:
+        if self.table_limit is not None and (self._learned or not self._tables):
             self._fill_tables(min(max(self._positions, _FIRST_POSITIONS), self.table_limit))
 
     def _set(self, number: int, matrix: Tensor | None, vector: Tensor | None) -> None:
@@ -294,6 +299,9 @@ class StepProgram:
 
         Returns:
             False if a row's position has no entry in a table and cannot get one; then nothing was done.
+
+        Raises:
+            RuntimeError: if a row's choice cannot be drawn, because probabilities are not finite.
         """
         while True:
             m = memory
@@ -314,8 +322,10 @@ class StepProgram:
                 noise is not None,
                 torch.get_num_threads(),
             )
-            if beyond == -1:
+            if beyond == self._done:
                 return True
+            if beyond == self._undrawable:
+                raise RuntimeError("no action can be drawn: the policy's probabilities are not finite")
             if self.table_limit is None or beyond < 0 or beyond >= self.table_limit:
                 return False
             self._fill_tables(min(max(2 * self._positions, beyond + 1), self.table_limit))

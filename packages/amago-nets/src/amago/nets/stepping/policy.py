@@ -158,8 +158,6 @@ class StepPolicy:
         if not done:
             return None
         self.steps += 1
-        if noise is not None and ending.dtype == torch.int64 and int(out.min()) < 0:
-            raise RuntimeError("no action can be drawn: the policy's probabilities are not finite")
         return Chosen(out, ending.draw is not None, _after(made.memory, memory, hidden_state))
 
     def _up_to_date(self, parts: Parts) -> _Made | None:

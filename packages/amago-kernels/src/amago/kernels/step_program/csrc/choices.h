@@ -1,8 +1,6 @@
 // The ends of a step program: what the last value becomes outside.
 #pragma once
 
-#include <atomic>
-
 #include "operations.h"
 
 namespace amago {
@@ -41,6 +39,7 @@ public:
                 const float total = probabilities(logits, components_[c]);
                 out[at] = step.sample ? draw(logits, components_[c].size, step.noise[at], total)
                                       : likeliest(logits, components_[c].size);
+                if (out[at] < 0) step.undrawable->store(true, std::memory_order_relaxed);
                 logits += components_[c].size;
             }
         }

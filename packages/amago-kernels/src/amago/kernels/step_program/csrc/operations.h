@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -56,6 +57,7 @@ struct Step {
     const float* noise;
     void* out;
     bool sample;
+    std::atomic<bool>* undrawable;  // set where a row's probabilities are no numbers
 };
 
 enum class Activation { none, relu, leaky_relu, gelu, mish };
@@ -277,7 +279,7 @@ private:
     std::vector<float> scale_, shift_;
 };
 
-// The inputs side by side; the first `hidden` numbers of each are taken as zeros.
+// The inputs side by side; the first `zeros` numbers of each count as 0, whatever they are.
 struct Piece {
     int64_t input, width, zeros;
 };

@@ -21,6 +21,8 @@ using namespace amago;
 constexpr int64_t kTileRows = 4 * kBlockRows;
 constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them to another thread
 
+constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3;
+
 class Program {
 public:
     // A value of that width; the id counts from 0.
@@ -44,14 +46,16 @@ public:
                                        reinterpret_cast<const float*>(vector), count);
     }
 
-    // Runs the rows' step, and counts it in `lengths` if there are any. Returns the first position that lies outside
-    // the tables (negative ones as they are), or -1: then nothing was run.
-    int64_t run(const Step& step, int64_t table, int64_t* lengths, int threads) {
+    // Runs the rows' step, and counts it in `lengths` if there are any. Returns kDone or kUndrawable; or, when nothing
+    // was run, a position beyond the tables or kNegative.
+    int64_t run(Step& step, int64_t table, int64_t* lengths, int threads) {
         if (table >= 0)
             for (int64_t row = 0; row < step.batch; ++row)
                 if (const int64_t position = step.positions[row * step.position_stride];
                     position < 0 || position >= table)
-                    return position < 0 ? -2 : position;
+                    return position < 0 ? kNegative : position;
+        std::atomic<bool> undrawable{false};
+        step.undrawable = &undrawable;
         const int64_t useful = std::max<int64_t>(1, step.batch / kRowsPerThread);
         const int team = static_cast<int>(std::min<int64_t>(threads, useful));
         if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
@@ -66,7 +70,7 @@ public:
         }
         if (lengths)
             for (int64_t row = 0; row < step.batch; ++row) ++lengths[row];
-        return -1;
+        return undrawable ? kUndrawable : kDone;
     }
 
 private:
@@ -145,6 +149,8 @@ private:
 
 PYBIND11_MODULE(amago_step_program, m) {
     m.attr("PANEL") = kPanel;
+    m.attr("DONE") = kDone;
+    m.attr("UNDRAWABLE") = kUndrawable;
     py::class_<Watch>(m, "Watch")
         .def(py::init<>())
         .def("entry", &Watch::entry)
