@@ -16,7 +16,7 @@ NUMBERS = ("low", "high", "start", "width", "sharpness")
 
 
 def test_the_interpreter_runs_the_two_hot_and_scan_kernels(run_in_interpreter):
-    run_in_interpreter("test_two_hot.py", "test_two_hot_triton.py", "test_scan_triton.py")
+    run_in_interpreter("test_two_hot.py", "test_two_hot_gpu.py", "test_scan_triton.py")
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])

@@ -25,6 +25,7 @@ class Backend(str, Enum):
     MAMBA_SSM = "mamba_ssm"
     CPP = "cpp"
     TRITON = "triton"
+    CUDA = "cuda"
 
 
 class Requirement(Protocol):

@@ -19,7 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [extension.name for extension in EXTENSIONS]
     parser = argparse.ArgumentParser(prog="python -m amago.kernels.build", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"what to build: {', '.join(names)}; all by default"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"what to build: {', '.join(names)}; by default all that this machine has hardware for",
     )
     parser.add_argument("--again", action="store_true", help="build even what was built before")
     options = parser.parse_args(arguments)
@@ -28,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(names)}")
     status = 0
     for extension in EXTENSIONS:
-        if options.names and extension.name not in options.names:
+        wanted = extension.name in options.names if options.names else extension.has_hardware()
+        if not wanted:
             continue
         start = time.perf_counter()
         try:

@@ -127,13 +127,29 @@ class Extension:
 
     Args:
         name: of the module that the sources define.
-        sources: C++ files, compiled together.
+        sources: C++ or CUDA files, compiled together.
     """
 
     name: str
     sources: tuple[Path, ...]
     _loaded: dict[str, ModuleType | str] = field(default_factory=dict, compare=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    def find_compiler(self) -> Compiler | None:
+        """What compiles it; None if that is not here."""
+        return find_compiler()
+
+    def flags(self) -> tuple[str, ...]:
+        """What the compiler is told, paths excepted."""
+        return (*FLAGS, *_native_flags())
+
+    def why_no_building(self) -> list[str]:
+        """What is missing for building it here; nothing if a build can be tried."""
+        return why_no_building()
+
+    def has_hardware(self) -> bool:
+        """Whether this machine has what the built module runs on."""
+        return True
 
     def source_key(self) -> str:
         """Names what the binary depends on, the compiler excepted: sources, flags, Python and processor."""
@@ -143,8 +159,7 @@ class Extension:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         setting = (
             self.name,
-            FLAGS,
-            _native_flags(),
+            self.flags(),
             sysconfig.get_config_var("SOABI"),
             importlib.metadata.version("pybind11"),
             cpu_features(),
@@ -159,7 +174,7 @@ class Extension:
 
     def built_file(self) -> Path | None:
         """The file to load, if there is one: this compiler's, or any compiler's where there is none now."""
-        compiler = find_compiler()
+        compiler = self.find_compiler()
         if compiler is not None and may_build():
             path = self.file(compiler)
             return path if path.exists() else None
@@ -172,7 +187,7 @@ class Extension:
             return [failure]
         if failure is not None or self.built_file() is not None:
             return []
-        return why_no_building()
+        return self.why_no_building()
 
     def failures(self) -> list[str]:
         """Why it cannot run here; builds and loads it if that was not done yet. Kept for the process."""
@@ -223,16 +238,16 @@ class Extension:
         Raises:
             BuildError: if something that building needs is missing, or the compiler fails.
         """
-        reasons = why_no_building()
+        reasons = self.why_no_building()
         if reasons:
             raise BuildError("; ".join(reasons))
-        compiler = find_compiler()
+        compiler = self.find_compiler()
         assert compiler is not None
         target = self.file(compiler)
         try:
             with _only_one(target.with_suffix(".lock")):
                 if again or not target.exists():  # whoever had the lock before may have made it
-                    _log.warning("building %s in C++, once for this machine (some seconds)", self.name)
+                    _log.warning("building %s, once for this machine (some seconds)", self.name)
                     _compile(compiler, self, target)
         except OSError as error:
             raise BuildError(f"{_unwritable(target.parent)} ({error})") from error
@@ -299,8 +314,7 @@ def _compile(compiler: Compiler, extension: Extension, target: Path) -> None:
         includes = [sysconfig.get_paths()["include"], pybind11.get_include(), str(SHARED)]
         command = [
             *compiler.command,
-            *FLAGS,
-            *_native_flags(),
+            *extension.flags(),
             *(f"-I{path}" for path in includes),
             *(str(path) for path in extension.sources),
             "-o",

@@ -34,7 +34,7 @@ def machine() -> list[tuple[str, str]]:
 
 def state(extension: Extension) -> str:
     """Whether a native module is built, can be, or why not."""
-    built = extension.built_file()
+    built = extension.built_file() if extension.has_hardware() else None
     if built is not None:
         return f"built: {built.name}"
     reasons = extension.missing()
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     status = 0
     if options.build:
-        for extension in EXTENSIONS:
+        for extension in (extension for extension in EXTENSIONS if extension.has_hardware()):
             try:
                 extension.load()
             except BuildError:

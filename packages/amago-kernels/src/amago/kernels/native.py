@@ -1,4 +1,4 @@
-"""The package's native modules, one for each operation that has C++ code, and how they are given tensors."""
+"""The package's native modules, for each operation that has C++ or CUDA code, and how they are given tensors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from amago.kernels.compile import PACKAGE, Extension
+from amago.kernels.cuda import CudaExtension
 
 TWO_HOT = Extension("amago_two_hot", (PACKAGE / "two_hot" / "csrc" / "two_hot.cpp",))
 ATTENTION_STEP = Extension("amago_attention_step", (PACKAGE / "attention" / "csrc" / "attention_step.cpp",))
 SELECTIVE_SCAN = Extension("amago_selective_scan", (PACKAGE / "scan" / "csrc" / "selective_scan.cpp",))
 STEP_PROGRAM = Extension("amago_step_program", (PACKAGE / "step_program" / "csrc" / "step_program.cpp",))
+TWO_HOT_CUDA = CudaExtension(
+    "amago_two_hot_cuda",
+    tuple(PACKAGE / "two_hot" / "csrc" / name for name in ("two_hot.cu", "two_hot_cuda.cpp")),
+)
 
-EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, STEP_PROGRAM)
+EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, STEP_PROGRAM, TWO_HOT_CUDA)
 
 DTYPES = {
     torch.float32: "float32",

@@ -1,7 +1,7 @@
 """Critics that classify returns into bins: cross-entropy straight from scalar targets, and expected values.
 
 `bins` holds the support, `reference` the specification with dense labels, `fused` the same without them in torch,
-`native` in C++, and for GPUs `op` with `triton_kernels`, which `gpu` calls.
+`native` in C++, and for GPUs `op` with `triton_kernels` and `cuda_kernels`, which `gpu` calls.
 
 Shapes: n bins, other leading axes are free.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from amago.kernels.backends import Backend, Implementation, choose, register
-from amago.kernels.native import TWO_HOT
+from amago.kernels.native import TWO_HOT, TWO_HOT_CUDA
 from amago.kernels.triton_runtime import Triton
 from amago.kernels.two_hot import fused, gpu, native, reference
 from amago.kernels.two_hot.bins import Bins
@@ -20,15 +20,17 @@ from amago.kernels.two_hot.bins import Bins
 __all__ = ["Bins", "hl_gauss_cross_entropy", "two_hot_cross_entropy", "two_hot_mean"]
 
 
-_triton = gpu.GpuTwoHot("triton")
+_triton, _cuda = gpu.GpuTwoHot("triton"), gpu.GpuTwoHot("cuda")
 
 for _name in ("two_hot_cross_entropy", "hl_gauss_cross_entropy", "two_hot_mean"):
     register(
         _name,
         [
             Implementation(Backend.CPP, getattr(native, _name), native.unsupported, needs=TWO_HOT),
-            Implementation(Backend.TRITON, getattr(_triton, _name), gpu.unsupported, needs=Triton()),
+            Implementation(Backend.TRITON, getattr(_triton, _name), _triton.unsupported, needs=Triton()),
             Implementation(Backend.TORCH, getattr(fused, _name)),
+            # Behind one that runs every call, so by name only: building it takes half a minute.
+            Implementation(Backend.CUDA, getattr(_cuda, _name), _cuda.unsupported, needs=TWO_HOT_CUDA),
             Implementation(Backend.EAGER, getattr(reference, _name)),
         ],
     )
@@ -97,7 +99,7 @@ def two_hot_cross_entropy(
         mask: bool, broadcastable to (...). Where false, loss and gradient are 0, whatever logits and target
             hold.
         weight: floats, broadcastable to (...), that multiply the loss.
-        backend: "cpp", "triton", "torch", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run the call.
 
     Returns:
         The loss of each row (...), in nats: float32, or float64 for float64 logits.
@@ -153,7 +155,7 @@ def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = 
     Args:
         logits: (..., n).
         bins: the support.
-        backend: "cpp", "triton", "torch", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run the call.
 
     Returns:
         (...), float32, or float64 for float64 logits; its gradient flows into the logits.

@@ -15,23 +15,8 @@ from amago.kernels.precision import traced
 from amago.kernels.two_hot import op
 from amago.kernels.two_hot.bins import Bins
 
-MAX_BINS = 4096  # a row in the registers of 128 threads
+MAX_BINS = {"triton": 4096, "cuda": 1024}  # a row stays in the registers of a program, or of a warp
 _MAX_ROWS = (1 << 31) - 1
-
-
-def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
-    """Why Triton's kernels cannot run a call; none if they can."""
-    reasons = triton_runtime.unsupported("logits", logits)
-    if logits.shape[-1] > MAX_BINS:
-        reasons.append(f"it takes at most {MAX_BINS} bins, got {logits.shape[-1]}")
-    if logits.numel() > _MAX_ROWS * logits.shape[-1]:
-        reasons.append(f"it takes at most {_MAX_ROWS} rows, got logits {tuple(logits.shape)}")
-    return reasons
-
-
-def _plain(x: Tensor, rows: torch.Size) -> Tensor:
-    """x expanded to the rows, without gradient, in a dtype that the kernels read."""
-    return (x.detach().float() if x.dtype == torch.float64 else x.detach()).expand(rows)
 
 
 class GpuTwoHot:
@@ -43,6 +28,22 @@ class GpuTwoHot:
 
     def __init__(self, kernels: str) -> None:
         self._kernels = kernels
+
+    def unsupported(self, logits: Tensor, *_: object, **__: object) -> list[str]:
+        """Why the kernels cannot run a call; none if they can."""
+        reasons = triton_runtime.unsupported("logits", logits)
+        if self._kernels == "cuda" and not logits.is_cuda:
+            reasons = [f"its kernels need a CUDA device and logits is on {logits.device}"]
+        if logits.shape[-1] > MAX_BINS[self._kernels]:
+            reasons.append(f"it takes at most {MAX_BINS[self._kernels]} bins, got {logits.shape[-1]}")
+        if logits.numel() > _MAX_ROWS * logits.shape[-1]:
+            reasons.append(f"it takes at most {_MAX_ROWS} rows, got logits {tuple(logits.shape)}")
+        return reasons
+
+    def _plain(self, x: Tensor, rows: torch.Size) -> Tensor:
+        """x expanded to the rows, without gradient, in a dtype that the kernels read."""
+        convert = x.dtype == torch.float64 or self._kernels == "cuda"
+        return (x.detach().float() if convert else x.detach()).expand(rows)
 
     def _loss(
         self,
@@ -57,9 +58,9 @@ class GpuTwoHot:
         run = op.cross_entropy_op if traced(logits) else op.cross_entropy
         loss: Tensor = run(
             logits,
-            _plain(target, rows),
+            self._plain(target, rows),
             None if mask is None else mask.expand(rows),
-            None if weight is None else _plain(weight, rows),
+            None if weight is None else self._plain(weight, rows),
             float(bins.low),
             float(bins.high),
             bins.symlog,

@@ -18,7 +18,10 @@ from torch import Tensor
 from amago.kernels.two_hot.bins import Bins
 from amago.kernels.two_hot.rows import row_axes
 
-_MODULES = {"triton": "amago.kernels.two_hot.triton_kernels"}
+_MODULES = {
+    "triton": "amago.kernels.two_hot.triton_kernels",
+    "cuda": "amago.kernels.two_hot.cuda_kernels",
+}
 
 
 def _launcher(kernels: str) -> Any:

@@ -1,0 +1,64 @@
+// Python's way to the CUDA kernels of the two-hot operations.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "two_hot_cuda.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Operand = std::tuple<uintptr_t, std::array<int64_t, 3>, int64_t>;  // address, strides of rows, stride of bins
+using Numbers = std::array<double, 5>;                                   // low, high, start, width, sharpness
+
+amago::Strided strided(const Operand& operand) {
+    const auto& [address, rows, bin] = operand;
+    return {address, {rows[0], rows[1], rows[2]}, bin};
+}
+
+amago::Number number_of(const std::string& name) {
+    if (name == "float32") return amago::Number::float32;
+    if (name == "float16") return amago::Number::float16;
+    if (name == "bfloat16") return amago::Number::bfloat16;
+    throw std::invalid_argument("no two-hot kernel on a GPU for logits of dtype " + name);
+}
+
+amago::Task task_of(const std::string& name) {
+    if (name == "loss") return amago::Task::loss;
+    if (name == "loss_gradient") return amago::Task::loss_gradient;
+    if (name == "mean") return amago::Task::mean;
+    if (name == "mean_gradient") return amago::Task::mean_gradient;
+    throw std::invalid_argument("no two-hot kernel computes " + name);
+}
+
+void run(const std::string& number, const std::string& task, const std::array<int64_t, 3>& rows, int n, bool symlog,
+         const Numbers& numbers, const std::array<Operand, 6>& operands, uintptr_t stream) {
+    amago::Call call{};
+    call.rows = {rows[0], rows[1], rows[2]};
+    call.support = {n,
+                    static_cast<float>(numbers[0]),
+                    static_cast<float>(numbers[1]),
+                    static_cast<float>(numbers[2]),
+                    static_cast<float>(numbers[3]),
+                    static_cast<float>(numbers[4]),
+                    symlog};
+    call.logits = strided(operands[0]);
+    call.target = strided(operands[1]);
+    call.mask = strided(operands[2]);
+    call.weight = strided(operands[3]);
+    call.incoming = strided(operands[4]);
+    call.result = strided(operands[5]);
+    if (const char* objection = amago::two_hot(number_of(number), task_of(task), call, stream))
+        throw std::runtime_error(std::string("the two-hot kernel could not be started: ") + objection);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(amago_two_hot_cuda, m) {
+    m.def("run", &run, py::call_guard<py::gil_scoped_release>());
+}

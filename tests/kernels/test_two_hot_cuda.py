@@ -1,0 +1,190 @@
+"""The CUDA kernels of the two-hot operations without a GPU: nvcc takes them, and the CPU finds the right numbers.
+
+For the latter the file is compiled as C++ beside the headers in cuda_on_cpu/, where the lanes of a warp are
+coroutines. On a GPU test_two_hot_gpu.py runs them.
+"""
+
+import hashlib
+import math
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from amago import kernels
+from amago.kernels import Bins, cuda
+from amago.kernels.compile import Extension
+from amago.kernels.native import DTYPES, TWO_HOT_CUDA
+from amago.kernels.two_hot.rows import row_axes
+
+HEADERS = Path(__file__).with_name("cuda_on_cpu")
+WRAPPER = """
+#include <cuda_runtime.h>
+namespace amago {{ struct Call; }}
+#define EMULATED_ARGUMENT const amago::Call  // what the kernels take
+{includes}
+"""
+# Starts a kernel on no rows and prints what CUDA objects to: to that, or that there is no GPU.
+START = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location(*sys.argv[1:])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+try:
+    module.run("float32", "mean", (0, 1, 1), 4, True, (0, 1, 0, 1, 0), [(0, (0, 0, 0), 0)] * 6, 0)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@dataclass(frozen=True)
+class OnCpu(Extension):
+    """A module of CUDA C++ compiled for the CPU, quickly."""
+
+    def flags(self):
+        return (*(flag for flag in super().flags() if flag != "-O3"), "-O0", f"-I{HEADERS}")
+
+
+@dataclass(frozen=True)
+class ForTwoGpus(cuda.CudaExtension):
+    """The module as nvcc builds it for an A100 and an H100, quickly; there need not be either."""
+
+    def flags(self):
+        quick = (*cuda.FLAGS[1:], "-O0", "-Xcicc=-O0", "-Xptxas=-O0")
+        return (*quick, *(f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)))
+
+    def has_hardware(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    """The module of the CUDA kernels, on the CPU; kept among the builds for as long as no source changes."""
+    sources = [*TWO_HOT_CUDA.sources, *HEADERS.glob("*.h"), *TWO_HOT_CUDA.sources[0].parent.glob("*.h")]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    includes = [f'#include "{path}"' for path in TWO_HOT_CUDA.sources]
+    wrapper = tmp_path_factory.mktemp("cuda") / "two_hot_on_cpu.cpp"
+    wrapper.write_text(f"// {digest}" + WRAPPER.format(includes="\n".join(includes)))
+    return OnCpu(TWO_HOT_CUDA.name, (wrapper,)).load()
+
+
+def run(module, task, bins, sharpness, *tensors):
+    """A task by its name on logits, target, mask, weight, incoming gradient and result."""
+    axes = row_axes(tensors[0].shape[:-1], tensors)
+    operands = [
+        (0, (0, 0, 0), 0) if x is None else (x.data_ptr(), strides, x.stride(-1))
+        for x, strides in zip(tensors, axes.strides, strict=True)
+    ]
+    numbers = (bins.low, bins.high, bins.start, bins.width, sharpness)
+    sizes = (axes.rows, *axes.sizes[1:])
+    module.run(DTYPES[tensors[0].dtype], task, sizes, bins.n, bins.symlog, numbers, operands, 0)
+    return tensors[-1]
+
+
+def case(n, dtype):
+    """Logits (3, 5, 4, n), targets, mask and weights that are broadcast, and an incoming gradient."""
+    g = torch.Generator().manual_seed(n)
+    rows = (3, 5, 4)
+    logits = (3 * torch.randn(*rows, n, generator=g)).to(dtype)
+    target = (60 * torch.randn(3, 5, 1, generator=g)).expand(rows)
+    mask = (torch.rand(5, 1, generator=g) > 0.3).expand(rows)
+    weight = torch.rand(3, 1, 4, generator=g).expand(rows)
+    return logits, target, mask, weight, torch.randn(rows, generator=g)
+
+
+def laid_out(logits, layout):
+    return {
+        "dense": logits,
+        "critics first": logits.movedim(2, 0).contiguous().movedim(0, 2),
+        "bins first": logits.movedim(-1, 0).contiguous().movedim(0, -1),
+    }[layout]
+
+
+def close(dtype):
+    return {"atol": 2e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-3, "rtol": 1e-2}
+
+
+@pytest.mark.parametrize("layout", ["dense", "critics first", "bins first"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [2, 33, 128, 136, 1000])
+@pytest.mark.parametrize("sigma", [None, 0.75])
+def test_losses_and_gradients_equal_the_eager_ones(on_cpu, sigma, n, dtype, layout):
+    bins = Bins(-100.0, 80.0, n, symlog=n != 33)
+    logits, target, mask, weight, incoming = case(n, dtype)
+    logits = laid_out(logits, layout).requires_grad_()
+    options = {"mask": mask, "weight": weight, "backend": "eager"}
+    if sigma is None:
+        expected = kernels.two_hot_cross_entropy(logits, target, bins, **options)
+    else:
+        expected = kernels.hl_gauss_cross_entropy(logits, target, bins, sigma=sigma, **options)
+    gradient = torch.autograd.grad(expected, logits, incoming)[0]
+    sharpness = 0.0 if sigma is None else 1.0 / (sigma * math.sqrt(2.0))
+    inputs = (logits.detach(), target, mask, weight)
+    loss = run(on_cpu, "loss", bins, sharpness, *inputs, None, torch.full((3, 5, 4), math.nan))
+    torch.testing.assert_close(loss, expected.detach(), **close(torch.float32))
+    out = torch.full_like(logits, math.nan).detach()
+    run(on_cpu, "loss_gradient", bins, sharpness, *inputs, incoming, out)
+    torch.testing.assert_close(out, gradient, **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [2, 33, 128, 136, 1000])
+@pytest.mark.parametrize("symlog", [True, False])
+def test_means_and_gradients_equal_the_eager_ones(on_cpu, symlog, n, dtype):
+    bins = Bins(-100.0, 80.0, n, symlog=symlog)
+    logits, *_, incoming = case(n, dtype)
+    logits.requires_grad_()
+    expected = kernels.two_hot_mean(logits, bins, backend="eager")
+    gradient = torch.autograd.grad(expected, logits, incoming)[0]
+    nothing = (None, None, None)
+    result = torch.full((3, 5, 4), math.nan)
+    value = run(on_cpu, "mean", bins, 0.0, logits.detach(), *nothing, None, result)
+    torch.testing.assert_close(value, expected.detach(), **close(torch.float32))
+    out = torch.full_like(logits, math.nan).detach()
+    run(on_cpu, "mean_gradient", bins, 0.0, logits.detach(), *nothing, incoming, out)
+    torch.testing.assert_close(out, gradient, **close(dtype))
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 1.0])
+def test_masked_rows_are_zero_and_a_nan_stays_in_its_row(on_cpu, sharpness):
+    bins = Bins(-10.0, 10.0, 12)
+    logits = 1e4 * torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([1.0, math.nan, math.inf, -math.inf, -3e38, 10.0])
+    logits[0] = math.nan
+    mask = torch.tensor([False, True, True, True, True, True])
+    inputs = (logits, target, mask, None)
+    loss = run(on_cpu, "loss", bins, sharpness, *inputs, None, torch.full((6,), math.nan))
+    out = run(on_cpu, "loss_gradient", bins, sharpness, *inputs, torch.ones(6), torch.full_like(logits, 7.0))
+    assert loss[0] == 0.0
+    assert not out[0].any()
+    assert loss[1].isnan()
+    assert out[1].isnan().all()
+    assert loss[2:].isfinite().all()
+    assert out[2:].isfinite().all()
+    for row, end in ((2, 11), (3, 0), (4, 0), (5, 11)):
+        if sharpness == 0.0:
+            wanted = logits[row].double().logsumexp(0) - logits[row, end].double()
+            torch.testing.assert_close(loss[row].double(), wanted, atol=1e-2, rtol=1e-5)
+
+
+def test_nvcc_builds_the_module_for_two_kinds_of_gpu():
+    """Another process loads it, where no other module has the name."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
+    path = ForTwoGpus(TWO_HOT_CUDA.name, TWO_HOT_CUDA.sources).build()
+    command = [sys.executable, "-c", START, TWO_HOT_CUDA.name, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "the two-hot kernel could not be started: " in done.stdout
+
+
+def test_without_a_gpu_a_call_says_what_is_missing():
+    if torch.cuda.is_available():
+        return
+    with pytest.raises(RuntimeError, match=r"cuda: its kernels need a CUDA device and logits is on cpu"):
+        kernels.two_hot_mean(torch.zeros(2, 5), Bins(-1.0, 1.0, 5), backend="cuda")
+    assert "there is no CUDA device" in TWO_HOT_CUDA.missing()
+    assert "cuda" not in kernels.available_backends()["two_hot_mean"]
