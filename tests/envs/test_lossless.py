@@ -89,6 +89,8 @@ KINDS: dict[str, Callable[[Episodes], Any]] = {
     "already-vectorized": lambda lengths: as_one(NumberedBatch(lengths), len(lengths)),
     "same-step": lambda lengths: gymnasium_vector(lengths, "SAME_STEP"),
 }
+if HAS_AUTORESET_MODES:
+    KINDS["next-step"] = lambda lengths: gymnasium_vector(lengths, "NEXT_STEP")
 
 
 def record(env: Any, folder: Path, steps: int, save_len: float, max_seq_len: int, stagger: bool) -> int:
