@@ -17,7 +17,7 @@ import torch
 
 from amago import kernels
 from amago.kernels import Bins, cuda
-from amago.kernels.compile import Extension
+from amago.kernels.compile import Extension, cpu_features
 from amago.kernels.native import DTYPES, TWO_HOT_CUDA
 from amago.kernels.two_hot.rows import row_axes
 
@@ -43,7 +43,12 @@ except RuntimeError as error:
 
 @dataclass(frozen=True)
 class OnCpu(Extension):
-    """A module of CUDA C++ compiled for the CPU, quickly."""
+    """A module of CUDA C++ compiled for the CPU, quickly, and kept for as long as no source changes."""
+
+    def source_key(self):
+        sources = [*TWO_HOT_CUDA.sources, *TWO_HOT_CUDA.sources[0].parent.glob("*.h"), *HEADERS.glob("*.h")]
+        setting = repr((WRAPPER, cpu_features(), sys.version))
+        return hashlib.sha256(b"".join(map(Path.read_bytes, sources)) + setting.encode()).hexdigest()[:20]
 
     def flags(self):
         return (*(flag for flag in super().flags() if flag != "-O3"), "-O0", f"-I{HEADERS}")
@@ -63,12 +68,10 @@ class ForTwoGpus(cuda.CudaExtension):
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    """The module of the CUDA kernels, on the CPU; kept among the builds for as long as no source changes."""
-    sources = [*TWO_HOT_CUDA.sources, *HEADERS.glob("*.h"), *TWO_HOT_CUDA.sources[0].parent.glob("*.h")]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    includes = [f'#include "{path}"' for path in TWO_HOT_CUDA.sources]
+    """The module of the CUDA kernels, on the CPU."""
+    includes = "\n".join(f'#include "{path}"' for path in TWO_HOT_CUDA.sources)
     wrapper = tmp_path_factory.mktemp("cuda") / "two_hot_on_cpu.cpp"
-    wrapper.write_text(f"// {digest}" + WRAPPER.format(includes="\n".join(includes)))
+    wrapper.write_text(WRAPPER.format(includes=includes))
     return OnCpu(TWO_HOT_CUDA.name, (wrapper,)).load()
 
 
