@@ -171,12 +171,12 @@ def test_a_favourite_among_a_thousand_actions_gets_nearly_all_the_mass():
     assert clipped_as_in_the_fault(vec, 0.001, 0.99).probs[3] < 0.5
 
 
-@pytest.mark.parametrize("num_actions", [2, 18, 100])
-def test_the_floor_is_the_given_one_up_to_a_hundred_actions(num_actions):
+@pytest.mark.parametrize(("num_actions", "low"), [(2, 0.001), (18, 0.02), (100, 0.001), (256, 0.001)])
+def test_the_floor_is_the_given_one_up_to_256_actions(num_actions, low):
     torch.manual_seed(0)
     vec = 6.0 * torch.randn(5, num_actions)
-    fixed = clipped_as_in_the_fault(vec, 0.001, 0.99)
-    torch.testing.assert_close(Discrete(num_actions)(vec).probs, fixed.probs)
+    fixed = clipped_as_in_the_fault(vec, low, 0.99)
+    torch.testing.assert_close(Discrete(num_actions, clip_prob_low=low)(vec).probs, fixed.probs)
 
 
 def test_a_clipped_action_keeps_the_gradient_of_the_unclipped_policy():

@@ -44,7 +44,7 @@ def test_discrete(draw, seed, width):
     d = draw(seed)
     low, high = d.choice([(0.001, 0.99), (0.0, 1.0), (0.01, 0.8)])
     vec = d.normal(*LEAD, width, scale=3.0)
-    floor = min(low, 10.0 / width**2)  # together the floors take at most a tenth from 100 actions on
+    floor = low * min(1.0, (256 / width) ** 3)  # so that the floors of many actions leave room for a choice
     probs = clipped_probabilities(vec.double().numpy(), floor, high)
     policy = Discrete(width, clip_prob_low=low, clip_prob_high=high)
     dist = policy(vec)

@@ -23,15 +23,16 @@ from torch.distributions.utils import clamp_probs
 from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.precision import at_least_float32
 
-_MANY_ACTIONS_MASS = 10.0
+_MANY_ACTIONS = 256
 
 
 def effective_floor(low: float, num_actions: int) -> float:
-    """The floor that is used for N actions: `low`, but all floors together take at most 10/N of the mass.
+    """The floor that is used for N actions: `low`, but beyond 256 actions it falls with the cube of N.
 
-    The default of 0.001 holds up to 100 actions (together a tenth); 1,000 actions get 0.00001 each.
+    All floors together take N times as much: with the default of 0.001 a quarter of the mass at 256 actions, but no
+    more than a fiftieth at 1,000.
     """
-    return min(low, _MANY_ACTIONS_MASS / num_actions**2)
+    return low * min(1.0, (_MANY_ACTIONS / num_actions) ** 3)
 
 
 def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
