@@ -119,6 +119,20 @@ def test_a_worker_that_missed_too_much_news_lists_the_folder(make_dataset, fill,
     assert numbers(worker) == numbers(main) == set(range(28))
 
 
+def test_workers_follow_a_buffer_that_went_back_to_a_checkpoint(make_dataset, fill, large, numbers) -> None:
+    main, worker = make_dataset(items=600), make_dataset(items=600)
+    fill(main.fifo.path, 25)
+    state = main.state_dict()
+    worker.set_epoch(0)
+    for path in fill(main.fifo.path, 5, first=25):
+        main.note_written(path)
+    worker.load_worker_state(main.worker_state())
+    assert numbers(worker) == set(range(30))
+    main.load_state_dict(state, move_later_files_aside=True)
+    worker.load_worker_state(main.worker_state())
+    assert numbers(worker) == numbers(main) == set(range(25))
+
+
 def test_the_list_is_right_whatever_comes_and_goes(make_dataset, make_traj, monkeypatch) -> None:
     monkeypatch.setattr(listing, "FEW", 3)
     dataset = make_dataset(dset_max_size=float("inf"))

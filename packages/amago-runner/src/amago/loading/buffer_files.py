@@ -126,6 +126,11 @@ class BufferFiles:
             self._news.popleft()
         return (*self._news, News(self._news_number + 1, (), ()))
 
+    def start_over(self) -> None:
+        """Has workers list the folders, because more has changed than news tell."""
+        self._news.clear()
+        self._news_number += 1
+
     def load_news(self, told: tuple[News, ...] | None) -> None:
         """Takes what `news` gave in the main process, in a worker's copy."""
         if told is None:

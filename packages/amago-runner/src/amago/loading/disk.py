@@ -237,6 +237,7 @@ class DiskTrajDataset(RLDataset):
         for folder in (self.fifo.path, self.protected.path):
             folder.mkdir(parents=True, exist_ok=True)
         self.refresh(force=True)
+        self._files.start_over()
 
     def sample_random_trajectory(self) -> RLData:
         """Draws a file and reads all of it, relabelled if there is a relabeler; the arrays may be written to."""
@@ -304,6 +305,7 @@ class DiskTrajDataset(RLDataset):
             state["fifo"], self.fifo.files, move_later_files_aside=move_later_files_aside
         )
         self.refresh(force=True)
+        self._files.start_over()
 
     def _reads_whole_files(self) -> bool:
         customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
