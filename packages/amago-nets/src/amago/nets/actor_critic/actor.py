@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from amago.nets.activations import activation_switch
 from amago.nets.actor_critic.base import BaseActorHead, PolicyType
 from amago.nets.ff import MLP
+from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.policy_dists import Discrete, TanhGaussian
 from amago.nets.utils import add_activation_log
@@ -87,10 +88,10 @@ class ResidualBlock(nn.Sequential):
         self, d_model: int, d_ff: int, activation: str, normalization: str | None, dropout_p: float
     ) -> None:
         super().__init__(
-            nn.Linear(d_model, d_ff),
+            Linear(d_model, d_ff),
             Normalization(normalization, d_ff),
             activation_switch(activation),
-            nn.Linear(d_ff, d_model),
+            Linear(d_ff, d_model),
             Normalization(normalization, d_model),
         )
         self.dropout_p = dropout_p
@@ -155,7 +156,7 @@ class ResidualActor(BaseActorHead):
             ResidualBlock(feature_dim, residual_ff_dim, activation, normalization, dropout_p)
             for _ in range(residual_blocks)
         )
-        self.out = nn.Linear(feature_dim, self.num_gammas * self.policy_dist.input_dimension)
+        self.out = Linear(feature_dim, self.num_gammas * self.policy_dist.input_dimension)
 
     def actor_network_forward(
         self,

@@ -29,8 +29,8 @@ _MANY_ACTIONS = 256
 def effective_floor(low: float, num_actions: int) -> float:
     """The floor that is used for N actions: `low`, but beyond 256 actions it falls with the cube of N.
 
-    All floors together take N times as much: with the default of 0.001 a quarter of the mass at 256 actions, but no
-    more than a fiftieth at 1,000.
+    All floors together take N times as much: with the default of 0.001 a quarter of the mass at 256 actions, but
+    no more than a fiftieth at 1,000.
     """
     return low * min(1.0, (_MANY_ACTIONS / num_actions) ** 3)
 

@@ -5,6 +5,7 @@ from typing import Any
 import gin
 from torch import Tensor, nn
 
+from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.traj_encoders.hidden_state import reset_rows
@@ -39,7 +40,7 @@ class GRUTrajEncoder(TrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         self.d_output = d_output
         self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
-        self.out = nn.Linear(d_hidden, d_output)
+        self.out = Linear(d_hidden, d_output)
         self.out_norm = Normalization(norm, d_output)
 
     @property

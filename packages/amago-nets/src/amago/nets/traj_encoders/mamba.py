@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from amago.kernels import selective_scan, selective_scan_step
 from amago.kernels.backends import operations
+from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
@@ -62,14 +63,14 @@ class Mamba(nn.Module):
         self.d_conv = d_conv
         self.dt_rank = math.ceil(d_model / 16)
         self.backend = backend
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.in_proj = Linear(d_model, 2 * self.d_inner, bias=False)
         self.conv1d = nn.Conv1d(self.d_inner, self.d_inner, d_conv, groups=self.d_inner)
-        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
-        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.x_proj = Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = Linear(self.dt_rank, self.d_inner)
         rates = torch.arange(1, d_state + 1, dtype=torch.float32)
         self.A_log = nn.Parameter(rates.log().repeat(self.d_inner, 1))
         self.D = nn.Parameter(torch.ones(self.d_inner))
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.out_proj = Linear(self.d_inner, d_model, bias=False)
         self._init_step_sizes()
 
     @torch.no_grad()
@@ -219,7 +220,7 @@ class MambaTrajEncoder(TrajEncoder):
             hint = did_you_mean(backend, _BACKENDS)
             raise ValueError(f"unknown backend {backend!r}: {hint}choose from {', '.join(_BACKENDS)}")
         self.d_model = d_model
-        self.inp = nn.Linear(tstep_dim, d_model)
+        self.inp = Linear(tstep_dim, d_model)
         self.mambas = nn.ModuleList(
             MambaBlock(Mamba(**sizes, backend=backend), d_model, norm) for _ in range(n_layers)
         )

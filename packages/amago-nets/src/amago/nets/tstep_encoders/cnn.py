@@ -8,10 +8,11 @@ from typing import Any
 
 import gin
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, NatureishCNN
+from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, as_obs_spec
@@ -76,9 +77,9 @@ class CNNTstepEncoder(TstepEncoder):
         self.cnn = cnn_type(img_shape=img_shape, channels_first=channels_first, activation=activation)
         with torch.no_grad():
             d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
-        self.img_features = nn.Linear(d_cnn, img_features)
-        self.rl2_features = nn.Linear(rl2_dim(rl2_space), rl2_features)
-        self.merge = nn.Linear(img_features + rl2_features, d_output)
+        self.img_features = Linear(d_cnn, img_features)
+        self.rl2_features = Linear(rl2_dim(rl2_space), rl2_features)
+        self.merge = Linear(img_features + rl2_features, d_output)
         self.out_norm = Normalization(out_norm, d_output)
         self.activation = activation_switch(activation)
 

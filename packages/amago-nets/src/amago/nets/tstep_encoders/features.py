@@ -17,6 +17,7 @@ from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
+from amago.nets.linear import Linear
 from amago.nets.specs import as_array_spec
 from amago.nets.tstep_encoders.augmentation import ShiftShareOfBatch, check_share
 from amago.nets.utils import symlog
@@ -79,7 +80,7 @@ class ImageFeatures(nn.Module):
         self.cnn = cnn_type(img_shape=spec.shape, channels_first=channels_first, activation=activation)
         with torch.no_grad():
             d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
-        self.linear = nn.Linear(d_cnn, d_output)
+        self.linear = Linear(d_cnn, d_output)
         self.activation = activation_switch(activation)
 
     def forward(self, imgs: Tensor) -> Tensor:
@@ -197,8 +198,8 @@ class TokenFeatures(nn.Module):
         with torch.no_grad():
             self.embedding.weight[0].zero_()
         self.gru = nn.GRU(d_emb, d_hidden, batch_first=True)
-        self.score = nn.Linear(d_hidden, 1, bias=False)  # softmax would cancel a bias
-        self.linear = nn.Linear(d_hidden, d_output)
+        self.score = Linear(d_hidden, 1, bias=False)  # softmax would cancel a bias
+        self.linear = Linear(d_hidden, d_output)
         self.activation = activation_switch(activation)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN
 from amago.nets.ff import MLP
+from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, ObsSpec, as_obs_spec
@@ -95,7 +96,7 @@ class MultiModalTstepEncoder(TstepEncoder):
             if _module_name(key) in self.obs_encoders:
                 raise ValueError(f"observation {key!r} is called like another one but for dots; rename it")
             self.obs_encoders[_module_name(key)] = encoder
-        self.rl2_features = nn.Linear(rl2_dim(rl2_space), rl2_features)
+        self.rl2_features = Linear(rl2_dim(rl2_space), rl2_features)
         self.merge = MLP(
             d_inp=width, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output, activation=activation
         )
