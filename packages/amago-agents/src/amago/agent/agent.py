@@ -223,11 +223,6 @@ class Agent(BaseAgent):
             dist = self.actor(states, straight_from_obs=direct_obs)
             return choose_actions(dist, self.action_spec, sample), hidden_state
 
-    def train(self, mode: bool = True) -> Agent:
-        """As in torch; weights are read again when the agent acts next."""
-        self._step_policy.weights_changed()
-        return super().train(mode)
-
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor gets without the encoders."""
         if self.pass_obs_keys_to_actor is None:

@@ -75,7 +75,8 @@ class Chosen:
 class StepPolicy:
     """Acts through a step program where there can be one, and says so where not.
 
-    Copies and pickles of it are blank.
+    Copies and pickles of it are blank. What writes to `parameter.data` in place goes unnoticed, as torch does not
+    count it.
 
     Attributes:
         steps: timesteps that a program has done.
@@ -95,10 +96,6 @@ class StepPolicy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepPolicy, ()
-
-    def weights_changed(self) -> None:
-        """Weights may have changed in a way that torch does not count: the next step reads them again."""
-        self._optimizer_steps = -1
 
     def step(
         self,

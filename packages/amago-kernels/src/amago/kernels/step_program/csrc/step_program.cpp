@@ -21,6 +21,28 @@ using namespace amago;
 constexpr int64_t kTileRows = 4 * kBlockRows;
 constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them to another thread
 
+// Whether to share a step out among threads: where another process wants the other core, waiting for the helper takes
+// longer than doing its work. Both ways give the same bits, so the quicker one of late is taken.
+class Team {
+public:
+    bool together() {
+        if (!together_ && --until_trial_ <= 0) together_ = true, average_ = 0;
+        return together_;
+    }
+    void took(double seconds, bool together) {
+        double& mean = together ? average_ : alone_;
+        mean = mean == 0 ? seconds : mean + (seconds - mean) / 8;
+        if (!together || average_ <= alone_) return;
+        together_ = false;
+        until_trial_ = pause_ = std::min<int64_t>(2 * pause_, 1 << 14);
+    }
+
+private:
+    bool together_ = false;
+    int64_t until_trial_ = 32, pause_ = 32;  // steps
+    double alone_ = 0, average_ = 0;         // seconds
+};
+
 constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3;
 
 class Program {
@@ -57,7 +79,10 @@ public:
         std::atomic<bool> undrawable{false};
         step.undrawable = &undrawable;
         const int64_t useful = std::max<int64_t>(1, step.batch / kRowsPerThread);
-        const int team = static_cast<int>(std::min<int64_t>(threads, useful));
+        const bool choice = threads > 1 && useful > 1;
+        const bool together = choice && team_.together();
+        const int team = together ? static_cast<int>(std::min<int64_t>(threads, useful)) : 1;
+        const double start = choice ? omp_get_wtime() : 0;
         if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
         if (team == 1)
             share(step, 0, step.batch, workspaces_[0]);
@@ -68,6 +93,7 @@ public:
                 share(step, step.batch * me / count, step.batch * (me + 1) / count, workspaces_[me]);
             }
         }
+        if (choice) team_.took(omp_get_wtime() - start, together);
         if (lengths)
             for (int64_t row = 0; row < step.batch; ++row) ++lengths[row];
         return undrawable ? kUndrawable : kDone;
@@ -89,6 +115,7 @@ private:
     std::vector<std::unique_ptr<Operation>> operations_;
     std::vector<std::vector<float>> workspaces_;
     int64_t numbers_per_row_ = 0;
+    Team team_;
 };
 
 // Entries of dictionaries and tensors that a program was made from, and whether they are still the same.
