@@ -7,12 +7,10 @@ There is no index and no lock: the listing of the folder is the buffer.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,10 +24,11 @@ from amago.loading.buffer_files import BufferFiles, News
 from amago.loading.checkpointed_files import CheckpointedFiles
 from amago.loading.dataset import RLDataset
 from amago.loading.files import TrajFile, TrajFolder
+from amago.loading.quarantine import Quarantine, is_gone, is_of_the_machine
 from amago.loading.reader import TrajReader
 from amago.loading.sample import RLData
 from amago.loading.windows import Window, WindowLostError, read_window
-from amago.utils import AmagoWarning, amago_warning
+from amago.utils import amago_warning
 
 T = TypeVar("T")
 
@@ -40,18 +39,6 @@ SAMPLE_BY = ("files", "timesteps")
 
 WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
 """Seconds to wait between looks for files when there is none to draw from."""
-
-ERRORS_OF_A_FILE = {
-    errno.ENOENT,
-    errno.ESTALE,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENXIO,
-    errno.EIO,
-}
-"""What is wrong with one file and no reason to stop: gone, or not to be read."""
 
 
 def get_path_to_trajs(dset_root: str | Path, dset_name: str, fifo: bool) -> Path:
@@ -125,6 +112,7 @@ class DiskTrajDataset(RLDataset):
         self.fifo = TrajFolder(fifo)
         self.protected = TrajFolder(protected, any_name=True)
         self.quarantine = fifo.parent / "quarantine"
+        self._quarantine = Quarantine(self.quarantine)
         self._checkpointed = CheckpointedFiles(fifo, fifo.parent / "on_hold", fifo.parent / "aside")
         self._reader = TrajReader(cache_bytes)
         kept = len(os.listdir(protected))
@@ -135,7 +123,6 @@ class DiskTrajDataset(RLDataset):
                 "dset_min_size at most dset_max_size."
             )
         self._files = BufferFiles(self.fifo, self.protected)
-        self._forgiven: set[TrajFile] = set()
         self._draws_until_look = 0
 
     @property
@@ -354,42 +341,17 @@ class DiskTrajDataset(RLDataset):
             OSError: `error`, if it speaks of the machine and not of the file.
         """
         self._reader.drop(file.path)
-        if isinstance(error, OSError) and error.errno not in ERRORS_OF_A_FILE:
+        if is_of_the_machine(error):
             raise error
-        is_gone = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
-        if not is_gone and not self._is_bad_still(file):
-            return
-        self._files.forget(file, for_good=not is_gone)
-        if not is_gone:
-            self._reject(Path(file.path), str(error))
-        self.refresh()
-
-    def _is_bad_still(self, file: TrajFile) -> bool:
-        """Whether a file that was found broken is so when it is opened again: it may have been replaced, or seen
-        through the cache of a network file system, and a good trajectory is not to be thrown out."""
-        if file in self._forgiven:
-            return True
-        self._forgiven.add(file)
-        try:
-            return len(load_trajectory(Path(file.path))) < 1
-        except (OSError, CorruptTrajectoryError):
-            return True
+        is_bad = self._quarantine.is_bad(file, error)
+        if is_bad or is_gone(error):
+            self._files.forget(file, for_good=is_bad)
+            if is_bad:
+                self._reject(Path(file.path), str(error))
+            self.refresh()
 
     def _reject(self, path: Path, reason: str) -> None:
-        """Warns about a file that is no trajectory, and moves it to quarantine if this process may."""
-        if not self.has_edit_rights:
-            warnings.warn(f"skipping {path}: {reason}", AmagoWarning, stacklevel=2)
-            return
-        self.quarantine.mkdir(parents=True, exist_ok=True)
-        try:
-            os.replace(path, self.quarantine / path.name)
-        except FileNotFoundError:
-            return  # another process of this run has moved it, and warned
-        except OSError as error:
-            reason = f"{reason} (and it cannot be moved: {error})"
-            warnings.warn(f"skipping {path}: {reason}", AmagoWarning, stacklevel=2)
-            return
-        warnings.warn(f"moved {path} to {self.quarantine}: {reason}", AmagoWarning, stacklevel=2)
+        self._quarantine.take(path, reason, may_move=bool(self.has_edit_rights))
 
 
 def _inherits(dataset: DiskTrajDataset, name: str) -> bool:

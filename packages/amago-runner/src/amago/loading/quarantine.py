@@ -1,0 +1,73 @@
+"""What is done with files that cannot be read: which errors speak of one file, and where broken files go."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+
+from amago.hindsight import CorruptTrajectoryError, load_trajectory
+from amago.loading.files import TrajFile
+from amago.utils import AmagoWarning
+
+ERRORS_OF_GONE_FILES = frozenset({errno.ENOENT, errno.ESTALE})
+"""Deleted by another process, or not yet or no longer to be seen through a network file system."""
+
+ERRORS_OF_BAD_FILES = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
+)
+"""What is wrong with one file and no reason to stop."""
+
+
+class Quarantine:
+    """Judges files that could not be read, and takes those that are no trajectories.
+
+    Args:
+        folder: where they go, made if need be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._forgiven: set[TrajFile] = set()
+
+    def is_bad(self, file: TrajFile, error: Exception) -> bool:
+        """Whether `error` condemns the file, which otherwise is gone or should be read again.
+
+        A file that was found broken is opened once more: it may have been replaced, or seen through the cache of
+        a network file system, and a good trajectory is not to be thrown out.
+        """
+        if isinstance(error, OSError) and error.errno in ERRORS_OF_GONE_FILES:
+            return False
+        if file in self._forgiven:
+            return True
+        self._forgiven.add(file)
+        try:
+            return len(load_trajectory(Path(file.path))) < 1
+        except (OSError, CorruptTrajectoryError):
+            return True
+
+    def take(self, path: Path, reason: str, *, may_move: bool) -> None:
+        """Warns about a file that is no trajectory, and moves it here if this process may."""
+        if may_move:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                os.replace(path, self.folder / path.name)
+            except FileNotFoundError:
+                return  # another process of this run has moved it, and warned
+            except OSError as error:
+                reason = f"{reason} (and it cannot be moved: {error})"
+            else:
+                warnings.warn(f"moved {path} to {self.folder}: {reason}", AmagoWarning, stacklevel=2)
+                return
+        warnings.warn(f"skipping {path}: {reason}", AmagoWarning, stacklevel=2)
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether the file that caused `error` is gone, for now at least."""
+    return isinstance(error, OSError) and error.errno in ERRORS_OF_GONE_FILES
+
+
+def is_of_the_machine(error: Exception) -> bool:
+    """Whether `error` is no fault of the file that was to be read, as when there are no more file handles."""
+    return isinstance(error, OSError) and error.errno not in ERRORS_OF_GONE_FILES | ERRORS_OF_BAD_FILES
