@@ -20,7 +20,6 @@ benchmarks/results/rollout.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import itertools
 import json
@@ -180,7 +179,7 @@ class Timer:
 class Collection:
     """A rollout with everything that collecting data needs, into a temporary folder."""
 
-    def __init__(self, row: Row, folder: Path) -> None:
+    def __init__(self, row: Row, folder: Path, *, keep_files: bool = True) -> None:
         make_envs = [partial(make_amago_env, row.env)] * row.actors
         self.envs = make_vector_env(
             make_envs, env_mode=row.mode, exploration_wrapper_type=EpsilonGreedy, seed=0
@@ -196,6 +195,7 @@ class Collection:
             traj_encoder_type=ENCODERS[row.encoder],
         )
         self.writing_seconds = 0.0
+        self._keep_files = keep_files
         self.recorder = TrajectoryRecorder(
             row.actors,
             save_to=folder,
@@ -211,9 +211,10 @@ class Collection:
         self.timer.time(self.recorder, "add", "recording")
 
     def _note_writing(self, path: Path) -> None:
-        # Called in the writing thread; what is measured is the time, so the disk need not hold the files.
+        # Called in the writing thread.
         self.writing_seconds = time.thread_time()
-        path.unlink()
+        if not self._keep_files:
+            path.unlink()
 
     def run_for(self, seconds: float) -> tuple[int, float]:
         """Vector steps and seconds."""
@@ -229,17 +230,16 @@ class Collection:
         self.envs.close()
 
 
-def measure(row: Row, seconds: float) -> dict[str, str]:
-    """Everything that a row of the results says."""
+def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
+    """Everything that a row of the results says; trajectories are left in `folder`."""
     bare = bare_rate(row.env, min(1.0, seconds))
-    with tempfile.TemporaryDirectory() as folder:
-        collection = Collection(row, Path(folder))
-        collection.run_for(seconds / 4)
-        spent = collection.timer.seconds
-        before, wrote = dict(spent), collection.writing_seconds
-        files = collection.recorder.saved_files
-        steps, passed = collection.run_for(seconds)
-        collection.close()
+    collection = Collection(row, Path(tempfile.mkdtemp(dir=folder)))
+    collection.run_for(seconds / 4)
+    spent = collection.timer.seconds
+    before, wrote = dict(spent), collection.writing_seconds
+    files = collection.recorder.saved_files
+    steps, passed = collection.run_for(seconds)
+    collection.close()
     share = {name: (spent[name] - before[name]) / passed for name in spent}
     environments = share["vector_step"]
     if row.mode == "sync":
@@ -276,7 +276,7 @@ def resident_mib() -> float:
 def watch_memory(row: Row, total_steps: int) -> None:
     """Collects `total_steps` steps of all actors together, and prints the resident memory twenty times."""
     with tempfile.TemporaryDirectory() as folder:
-        collection = Collection(row, Path(folder))
+        collection = Collection(row, Path(folder), keep_files=False)
         part = max(1, total_steps // row.actors // 20)
         for done in range(1, 21):
             collection.rollout.run(timesteps=part)
@@ -284,11 +284,15 @@ def watch_memory(row: Row, total_steps: int) -> None:
         collection.close()
 
 
-def in_a_process_of_its_own(row: Row, seconds: float) -> dict[str, str]:
+def in_a_process_of_its_own(row: Row, seconds: float, folder: str) -> dict[str, str]:
     """`measure` there, so that no row inherits the memory or the threads of another."""
     command = [sys.executable, "-m", "benchmarks.rollout", "--row", json.dumps(dataclasses.asdict(row))]
     run = subprocess.run(
-        [*command, "--seconds", str(seconds)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, "--seconds", str(seconds), "--folder", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if run.returncode:
         raise SystemExit(f"{row} failed:\n{run.stderr[-2000:]}{run.stdout[-500:]}")
@@ -313,21 +317,26 @@ def main() -> None:
     parser.add_argument("--memory", type=int, metavar="STEPS", help="watch the memory over so many steps")
     parser.add_argument("--only", help="rows whose name contains this")
     parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")
+    parser.add_argument("--folder", help="where trajectories go until the end; by default below build/")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:
-        print(json.dumps(measure(Row(**json.loads(arguments.row)), arguments.seconds)))
+        row = Row(**json.loads(arguments.row))
+        print(json.dumps(measure(row, arguments.seconds, Path(arguments.folder))))
         return
     if arguments.memory:
         for row in rows_of(arguments):
             watch_memory(row, arguments.memory)
         return
     print(" | ".join(SHOWN))
-    for row in rows_of(arguments):
-        result = in_a_process_of_its_own(row, arguments.seconds)
-        print(" | ".join(result[key] for key in SHOWN), flush=True)
-        if not arguments.no_save:
-            append(RESULTS, result | describe())
+    # Files are deleted at the very end: ext4 makes new ones ten times as slowly for half a minute after deletions.
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=arguments.folder or ROOT / "build", prefix="rollout-") as folder:
+        for row in rows_of(arguments):
+            result = in_a_process_of_its_own(row, arguments.seconds, folder)
+            print(" | ".join(result[key] for key in SHOWN), flush=True)
+            if not arguments.no_save:
+                append(RESULTS, result | describe())
 
 
 if __name__ == "__main__":
