@@ -9,11 +9,12 @@ import math
 
 from torch import Tensor
 
-from amago.kernels.attention import flex_torch, native, reference, sdpa, step
+from amago.kernels.attention import flex_torch, gpu, native, reference, sdpa, step
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.checks import check_cache, check_options, check_same, check_sequence
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import ATTENTION_STEP
+from amago.kernels.triton_runtime import Triton
 
 
 def _sdpa_step_unsupported(*_: object, **options: object) -> list[str]:
@@ -28,6 +29,7 @@ register(
         Implementation(
             Backend.FLEX, flex_torch.attention, flex_torch.unsupported, flex_torch.CudaAndTriton()
         ),
+        Implementation(Backend.TRITON, gpu.attention, gpu.unsupported, Triton()),
         Implementation(Backend.EAGER, reference.attention),
     ],
 )
@@ -70,7 +72,7 @@ def attention(
         lengths: (B,) integers; keys at and beyond them are not seen, and outputs there are 0.
         dropout_p: probability in [0, 1) of dropping an attention weight.
         scale: of the scores; 1 / sqrt(D) by default.
-        backend: "sdpa", "flex" (CUDA), "eager", or None / "auto" for the first that can run the call.
+        backend: "sdpa", "flex" or "triton" (CUDA), "eager", or None / "auto" for the first that can run the call.
 
     Returns:
         (B, L, H, D), dtype of q.
