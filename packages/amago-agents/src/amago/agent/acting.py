@@ -31,7 +31,7 @@ def act_by_program(
     """
     if agent.training or type(agent).get_state_embedding is not BaseAgent.get_state_embedding:
         return None
-    modules = agent._modules
+    modules = agent._modules  # looked up at every step: nn.Module's own attributes take a way round
     actor: Any = modules["actor"]
     chosen = policy.step(
         (modules["tstep_encoder"], modules["traj_encoder"], actor), obs, rl2s, time_idxs, hidden_state, sample
