@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -32,21 +33,27 @@ def make_agent(work: Workload) -> Agent:
         if work.discrete
         else ActionSpec("box", (work.action_dim,), -1.0, 1.0)
     )
-    return (MultiTaskAgent if work.bins else Agent)(
+    agent = (MultiTaskAgent if work.bins else Agent)(
         obs_space={"observation": (work.obs_dim,)},
         rl2_space=(1 + work.action_dim,),
         action_space=action,
         max_seq_len=work.length,
         tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=TformerTrajEncoder,
+        traj_encoder_type=partial(TformerTrajEncoder, n_layers=work.layers),  # type: ignore[arg-type]
+        num_critics=work.critics,
     )
+    if len(agent.gammas) != work.discounts:
+        raise ValueError(
+            f"the agents learn {len(agent.gammas)} discounts, the workload says {work.discounts}"
+        )
+    return agent
 
 
 def make_plain(agent: Agent) -> PlainAgent:
     """The plain agent with the same weights."""
     state = agent.state_dict()
     kind = PlainMultiTaskAgent if isinstance(agent, MultiTaskAgent) else PlainAgent
-    plain = kind(Sizes.of(state), agent.action_spec)
+    plain = kind(Sizes.of(state), agent.action_spec, num_critics=agent.num_critics)
     plain.load_state_dict(state)
     return plain
 

@@ -84,3 +84,22 @@ def test_gammas_are_seen_as_symlog_of_their_horizon():
 def test_an_ensemble_without_layers_is_an_error():
     with pytest.raises(ValueError, match="n_layers must be at least 1, got 0"):
         EnsembleMLP(2, 3, 4, 0, 1)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "gelu"])
+def test_networks_one_by_one_on_blocks_equal_all_of_them_at_once(activation):
+    """The first is how a CPU computes them, the second how other devices do; many rows, so there are blocks."""
+    torch.manual_seed(0)
+    net = EnsembleMLP(3, 5 + 4, 16, 3, 2, activation=activation)
+    pieces = (torch.randn(1, 700, 1, 5, requires_grad=True), torch.randn(2, 700, 3, 4, requires_grad=True))
+    inputs = (*pieces, *net.parameters())
+    blocks, batched = net._one_by_one(pieces), net._all_at_once(pieces)
+    assert blocks.shape == (3, 2, 700, 3, 2)
+    torch.testing.assert_close(blocks, batched)
+    weights = torch.randn_like(blocks)
+    for ours, theirs in zip(
+        torch.autograd.grad((blocks * weights).sum(), inputs),
+        torch.autograd.grad((batched * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

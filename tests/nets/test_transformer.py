@@ -224,3 +224,19 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(encoder(xs, times)[0], encoder(xs, times)[0])
     encoder.eval()
     torch.testing.assert_close(encoder(xs, times)[0], encoder(xs, times)[0], rtol=0, atol=0)
+
+
+def test_a_rollout_follows_a_fused_optimizer_step_of_a_layer_in_eval_mode():
+    """torch does not count such a step as a change of the weight, from which the divided one is kept."""
+    torch.manual_seed(0)
+    layer = transformer.SigmaReparam(6, 4).eval()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        before = layer(x)
+    layer(x).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        after = layer(x)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, layer(x).detach())

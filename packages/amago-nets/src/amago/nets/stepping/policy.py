@@ -14,34 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from amago.kernels.step_program import Memory, StepProgram, wanted, why_not
+from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.stepping import encoders, heads, layers  # noqa: F401 - they register their translations
 from amago.nets.stepping.builder import Builder, NotTranslatedError
 from amago.nets.stepping.encoders import MemoryKind
 from amago.nets.stepping.heads import Ending
 from amago.nets.transformer.cache import TformerHiddenState
-
-
-class _OptimizerSteps:
-    """Counts the steps of all of torch's optimizers: its count of a tensor's changes misses fused ones."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._started = False
-
-    def start(self) -> None:
-        """Counts from now on."""
-        if not self._started:
-            self._started = True
-            register_optimizer_step_post_hook(self._add)
-
-    def _add(self, *_: Any) -> None:
-        self.count += 1
-
-
-_OPTIMIZER_STEPS = _OptimizerSteps()
 
 Parts = tuple[Any, Any, Any]
 """Timestep encoder, trajectory encoder and actor."""
@@ -163,7 +143,7 @@ class StepPolicy:
         if not same or not self._watch.same_structure():
             self._make(parts)
             return self._made
-        changed = self._watch.weights_changed() or self._optimizer_steps != _OPTIMIZER_STEPS.count
+        changed = self._watch.weights_changed() or self._optimizer_steps != OPTIMIZER_STEPS.count
         if changed and self._made is None:
             self._make(parts)
         elif changed:
@@ -176,7 +156,7 @@ class StepPolicy:
         if reasons:
             self.reason = "; ".join(reasons)
             return
-        _OPTIMIZER_STEPS.start()
+        OPTIMIZER_STEPS.start()
         builder = Builder()
         self._watch, self._parts = builder.watch, parts
         try:
@@ -194,7 +174,7 @@ class StepPolicy:
 
     def _refresh(self) -> None:
         assert self._made is not None
-        self._optimizer_steps = _OPTIMIZER_STEPS.count
+        self._optimizer_steps = OPTIMIZER_STEPS.count
         try:
             self._made.program.refresh()
             self.reason = None

@@ -15,6 +15,7 @@ from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
 from amago.nets.normalization import Normalization
+from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.transformer.attention import SelfAttention
 from amago.nets.transformer.positions import RotaryPosEmb
 
@@ -63,8 +64,10 @@ class SigmaReparam(Linear):
 
     def _rollout_weight(self) -> Tensor:
         """The reparametrised weight, divided once and kept until a parameter changes."""
+        OPTIMIZER_STEPS.start()
         parts = (self.weight, self.gamma, self.u, self.v)
-        versions = tuple(number for part in parts for number in (part.data_ptr(), part._version))
+        changes = (number for part in parts for number in (part.data_ptr(), part._version))
+        versions = (OPTIMIZER_STEPS.count, *changes)
         if self._divided is None or versions != self._divided_from:
             self._divided = self._reparametrised().detach()
             self._divided_from = versions
