@@ -146,6 +146,85 @@ def test_sinks_of_a_full_ring_are_the_first_steps_it_remembers():
         )
 
 
+def turned(x, position, base):
+    """One head (D,) as the nets' RotaryPosEmb rotates it (Su et al. 2021, eq. 34), pair by pair in float64."""
+    half = len(x) // 2
+    out = x.detach().double().clone()
+    for i in range(half):
+        angle = position * base ** (-i / half)
+        a, b = float(x[i]), float(x[i + half])
+        out[i] = a * math.cos(angle) - b * math.sin(angle)
+        out[i + half] = a * math.sin(angle) + b * math.cos(angle)
+    return out
+
+
+def turned_sequence(x, positions, base):
+    """(L, H, D) at L positions."""
+    rows = [
+        torch.stack([turned(head, p, base) for head in step]) for step, p in zip(x, positions, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+STEP_BACKENDS = [*BACKENDS, "cpp"]
+
+
+@pytest.mark.parametrize("backend", STEP_BACKENDS)
+@pytest.mark.parametrize("positions", ["of the cache", "of their own"])
+def test_rotary_steps_attend_like_the_rotated_history(backend, positions):
+    q, k, v = random_qkv(length=9, seed=7)
+    size, base = 5, 100.0
+    cache = kernels.RingCache.empty(2, size, 3, 8)
+    cache.lengths[1] = 2  # a row that began before the others; what it took then was all zeros
+    earlier = torch.zeros(2, 3, 8)
+    for t in range(9):
+        chosen = cache.lengths if positions == "of the cache" else torch.tensor([3 * t + 1, 1000 - t])
+        out = kernels.attention_step(
+            *(x[:, t : t + 1] for x in (q, k, v)),
+            cache,
+            rotary_base=base,
+            positions=None if positions == "of the cache" else chosen.to(torch.int32),
+            backend=backend,
+        )
+        cache.advance()
+        for row in range(2):
+            where = [i if row == 0 else i + 2 for i in range(t + 1)]
+            if positions == "of their own":
+                where = [3 * i + 1 if row == 0 else 1000 - i for i in range(t + 1)]
+            queries, keys = (turned_sequence(x[row, : t + 1], where, base) for x in (q, k))
+            values = v[row, : t + 1].double()
+            if row == 1:
+                queries, keys, values = (torch.cat((earlier, x)) for x in (queries, keys, values))
+            history = [x[-size:].unsqueeze(0) for x in (queries, keys, values)]
+            torch.testing.assert_close(out[row, 0].double(), reference(*history)[0, -1], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", STEP_BACKENDS)
+def test_keys_enter_the_cache_rotated_and_inputs_stay_as_they_are(backend):
+    q, k, v = random_qkv(length=1, seed=8)
+    copies = [x.clone() for x in (q, k, v)]
+    cache = kernels.RingCache.empty(2, 4, 3, 8)
+    kernels.attention_step(q, k, v, cache, rotary_base=10.0, positions=torch.tensor([3, 40]), backend=backend)
+    for row, position in enumerate((3, 40)):
+        expected = turned_sequence(k[row], [position], 10.0)[0]
+        torch.testing.assert_close(cache.keys[row, 0].double(), expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(cache.values[:, :1], v)
+    assert cache.lengths.tolist() == [0, 0]
+    assert all(torch.equal(x, copy) for x, copy in zip((q, k, v), copies, strict=True))
+
+
+def test_rotary_steps_have_gradients():
+    q, k, v = (x.double().requires_grad_() for x in random_qkv(rows=1, length=1, heads=1, dim=4))
+
+    def step(q, k, v):
+        g = torch.Generator().manual_seed(0)
+        memory = (torch.randn(1, 3, 1, 4, generator=g, dtype=torch.float64) for _ in range(2))
+        cache = kernels.RingCache(*memory, torch.tensor([2]))
+        return kernels.attention_step(q, k, v, cache, rotary_base=10.0, backend="eager")
+
+    assert torch.autograd.gradcheck(step, (q, k, v))
+
+
 def test_an_explicit_backend_that_cannot_run_says_why():
     q, k, v = random_qkv()
     with pytest.raises(RuntimeError, match=r"sdpa: .*cannot clip logits"):
@@ -190,6 +269,42 @@ def test_a_step_that_does_not_fit_the_cache_is_an_error():
     q, k, v = random_qkv(length=1)
     with pytest.raises(ValueError, match="to fit the cache"):
         kernels.attention_step(q, k, v, kernels.RingCache.empty(3, 4, 3, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"positions": torch.tensor([1, 2])}, "give rotary_base"),
+        ({"rotary_base": 0.0}, "rotary_base must be None or a positive number"),
+        ({"rotary_base": math.nan}, "rotary_base must be None or a positive number"),
+        (
+            {"rotary_base": 1e4, "positions": torch.tensor([1])},
+            r"positions must be \(2,\), one per row, got \(1,\)",
+        ),
+        (
+            {"rotary_base": 1e4, "positions": torch.tensor([1.0, 2.0])},
+            "positions must be integers, got torch.float32",
+        ),
+        (
+            {"rotary_base": 1e4, "positions": torch.tensor([True, False])},
+            "positions must be integers, got torch.bool",
+        ),
+        (
+            {"rotary_base": 1e4, "positions": torch.zeros(2, dtype=torch.int64, device="meta")},
+            "positions must be on cpu like q, got meta",
+        ),
+    ],
+)
+def test_bad_rotary_positions_are_named(change, message):
+    q, k, v = random_qkv(length=1)
+    with pytest.raises(ValueError, match=message):
+        kernels.attention_step(q, k, v, kernels.RingCache.empty(2, 4, 3, 8), **change)
+
+
+def test_an_odd_head_dimension_cannot_be_rotated():
+    q, k, v = random_qkv(length=1, dim=7)
+    with pytest.raises(ValueError, match="q must have an even head dimension to be rotated in pairs, got 7"):
+        kernels.attention_step(q, k, v, kernels.RingCache.empty(2, 4, 3, 7), rotary_base=10.0)
 
 
 def test_available_backends_lists_the_operations_of_attention():

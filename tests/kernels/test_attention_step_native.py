@@ -77,6 +77,25 @@ def test_other_dtypes(dtype, tolerance):
         torch.testing.assert_close(out.double(), truth, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dim", [2, 6, 16, 32, 64, 128])
+def test_rotary_steps_equal_those_written_out_in_torch(dim):
+    g = torch.Generator().manual_seed(dim)
+    caches = [kernels.RingCache.empty(5, 7, 3, dim) for _ in range(2)]
+    for _ in range(10):
+        q, k, v = torch.randn(3, 5, 1, 3, dim, generator=g)
+        positions = torch.randint(0, 2000, (5,), generator=g)
+        ours, eager = (
+            kernels.attention_step(
+                q, k, v, cache, window=4, rotary_base=10000.0, positions=positions, backend=backend
+            )
+            for cache, backend in zip(caches, ("cpp", "eager"), strict=True)
+        )
+        torch.testing.assert_close(ours, eager, atol=1e-3, rtol=1e-3)  # float32 angles of up to 2000
+        for cache in caches:
+            cache.advance()
+    torch.testing.assert_close(caches[0].keys, caches[1].keys, atol=1e-3, rtol=1e-3)
+
+
 def test_inputs_of_another_dtype_than_the_cache_are_converted():
     cache, other = (kernels.RingCache.empty(2, 4, 3, 8) for _ in range(2))
     q, k, v = torch.randn(3, 2, 1, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -127,12 +146,13 @@ def test_a_call_that_needs_a_gradient_or_another_dtype_says_so_and_auto_computes
 def test_the_operator_keeps_torchs_contract_and_compiles_to_one_graph():
     q, k, v = torch.randn(3, 2, 3, 8, generator=torch.Generator().manual_seed(0))
     cache = kernels.RingCache.empty(2, 4, 3, 8)
-    rest = (cache.lengths, 2, 1, 0.5, math.inf, 0.3)
-    torch.library.opcheck(native.ring_attention, (q, k, v, cache.keys, cache.values, *rest))
+    for positions in (None, torch.tensor([3, 1])):
+        rest = (cache.lengths, positions, 10.0, 2, 1, 0.5, math.inf, 0.3)
+        torch.library.opcheck(native.ring_attention, (q, k, v, cache.keys, cache.values, *rest))
 
     def step(q, k, v, keys, values, lengths):
         ring = kernels.RingCache(keys, values, lengths)
-        return kernels.attention_step(q, k, v, ring, window=2, backend="cpp")
+        return kernels.attention_step(q, k, v, ring, window=2, rotary_base=10.0, backend="cpp")
 
     inputs = [x.unsqueeze(1) for x in (q, k, v)]
     other = kernels.RingCache.empty(2, 4, 3, 8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
@@ -45,3 +48,27 @@ def check_cache(q: Tensor, cache: RingCache) -> None:
     rows, _, heads, dim = cache.keys.shape
     if q.shape != (rows, 1, heads, dim):
         raise ValueError(f"q must be {(rows, 1, heads, dim)} to fit the cache, got {tuple(q.shape)}")
+
+
+def check_rotary(q: Tensor, rotary_base: float | None, positions: Tensor | None) -> None:
+    """Raises ValueError unless q (B, 1, H, D) can be rotated at the positions, if it shall be."""
+    if rotary_base is None:
+        if positions is not None:
+            raise ValueError(
+                "positions are those of rotary embeddings: give rotary_base (say 10000.0) as well"
+            )
+        return
+    if not (math.isfinite(rotary_base) and rotary_base > 0):
+        raise ValueError(
+            f"rotary_base must be None or a positive number (10000.0 is usual), got {rotary_base}"
+        )
+    if q.shape[-1] % 2:
+        raise ValueError(f"q must have an even head dimension to be rotated in pairs, got {q.shape[-1]}")
+    if positions is None:
+        return
+    if positions.shape != q.shape[:1]:
+        raise ValueError(f"positions must be ({q.shape[0]},), one per row, got {tuple(positions.shape)}")
+    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
+        raise ValueError(f"positions must be integers, got {positions.dtype}")
+    if positions.device != q.device:
+        raise ValueError(f"positions must be on {q.device} like q, got {positions.device}")

@@ -37,16 +37,23 @@ def _attention_step(
     keys: Tensor,
     values: Tensor,
     lengths: Tensor,
+    positions: Tensor | None,
+    rotary_base: float,
     window: int,
     sink: int,
     sink_bias: float,
     logit_clip: float,
     scale: float,
 ) -> Tensor:
-    """Writes k and v (B, H, D) into the cache and attends; a negative window is none. Returns (B, H, D)."""
+    """Writes k and v (B, H, D) into the cache and attends: (B, H, D).
+
+    Without positions q and k stay as they are; a negative window is none.
+    """
     rows, size, heads, dim = keys.shape
     out = torch.empty((rows, heads, dim), dtype=keys.dtype)
     lengths = lengths.contiguous()
+    if positions is not None:
+        positions = positions.to(torch.int64).contiguous()
     ATTENTION_STEP.load().attention_step(
         DTYPES[keys.dtype],
         rows,
@@ -55,6 +62,8 @@ def _attention_step(
         dim,
         *(operand(x) for x in (q, k, v, keys, values)),
         lengths.data_ptr(),
+        0 if positions is None else positions.data_ptr(),
+        rotary_base,
         out.data_ptr(),
         window,
         sink,
@@ -72,7 +81,7 @@ ring_attention = torch.library.custom_op(
 
 
 @ring_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *_: Tensor | float) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *_: Tensor | float | None) -> Tensor:
     return keys.new_empty((keys.shape[0], *keys.shape[2:]))
 
 
@@ -93,6 +102,8 @@ def attention_step(
     sink_bias: float,
     logit_clip: float | None,
     scale: float,
+    rotary_base: float | None,
+    positions: Tensor | None,
 ) -> Tensor:
     """See `amago.kernels.attention_step`."""
     dtype = cache.keys.dtype
@@ -105,6 +116,8 @@ def attention_step(
         cache.keys,
         cache.values,
         cache.lengths,
+        positions,
+        0.0 if rotary_base is None else rotary_base,
         -1 if window is None else window,
         sink,
         sink_bias,

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from amago.kernels.attention import flex_torch, gpu, native, reference, sdpa, step
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.checks import check_cache, check_options, check_same, check_sequence
+from amago.kernels.attention.checks import (
+    check_cache,
+    check_options,
+    check_rotary,
+    check_same,
+    check_sequence,
+)
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import ATTENTION_STEP
 from amago.kernels.triton_runtime import Triton
@@ -109,6 +115,8 @@ def attention_step(
     sink_bias: float = 0.0,
     logit_clip: float | None = None,
     scale: float | None = None,
+    rotary_base: float | None = None,
+    positions: Tensor | None = None,
     backend: str | Backend | None = None,
 ) -> Tensor:
     """Writes one timestep's key and value of every row into the cache and attends to what the cache holds.
@@ -124,6 +132,9 @@ def attention_step(
         cache: changed in place; its rows are the rows of q.
         window, sink, sink_bias, logit_clip, scale: as in `attention`; sinks are the first positions of what
             the cache remembers.
+        rotary_base: if given, q and k are rotated first (Su et al. 2021, eq. 34): features i and i + D/2 by
+            the angle position * rotary_base ** (-2 i / D). What enters the cache is rotated.
+        positions: (B,) integers, at which they are rotated; the cache's lengths by default.
         backend: "cpp", "sdpa", "eager", or None / "auto" for the first that can run the call.
 
     Returns:
@@ -136,12 +147,17 @@ def attention_step(
     check_same(q, k, v)
     check_options(window, sink, logit_clip)
     check_cache(q, cache)
+    check_rotary(q, rotary_base, positions)
+    if rotary_base is not None and positions is None:
+        positions = cache.lengths
     options = {
         "window": window,
         "sink": sink,
         "sink_bias": sink_bias,
         "logit_clip": logit_clip,
         "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
+        "rotary_base": rotary_base,
+        "positions": positions,
     }
     out: Tensor = choose("attention_step", backend, q, k, v, cache, **options).run(q, k, v, cache, **options)
     return out

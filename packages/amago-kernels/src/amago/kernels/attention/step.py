@@ -16,6 +16,7 @@ from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.reference import bias_and_clip, weights_of
+from amago.kernels.attention.rotary import rotate
 from amago.kernels.attention.sdpa import fused
 
 
@@ -76,6 +77,16 @@ def mix(weights: Tensor, values: Tensor) -> Tensor:
     return mixed.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(1)
 
 
+def rotated(
+    q: Tensor, k: Tensor, rotary_base: float | None, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys (B, 1, H, D) at their positions (B,), if these are rotary."""
+    if rotary_base is None or positions is None:
+        return q, k
+    steps = positions.unsqueeze(1)
+    return rotate(q, steps, rotary_base), rotate(k, steps, rotary_base)
+
+
 def eager_step(
     q: Tensor,
     k: Tensor,
@@ -87,8 +98,11 @@ def eager_step(
     sink_bias: float,
     logit_clip: float | None,
     scale: float,
+    rotary_base: float | None,
+    positions: Tensor | None,
 ) -> Tensor:
     """The specification of `amago.kernels.attention_step`."""
+    q, k = rotated(q, k, rotary_base, positions)
     seen, sinks = _visible(cache, write(k, v, cache), window, sink)
     scores = scores_of(q.to(cache.keys.dtype), cache.keys) * scale  # (B, H, W)
     sinks = None if sinks is None else sinks.unsqueeze(1)
@@ -111,8 +125,11 @@ def sdpa_step(
     window: int | None,
     sink: int,
     scale: float,
+    rotary_base: float | None,
+    positions: Tensor | None,
     **_: Any,
 ) -> Tensor:
     """The same by torch's scaled_dot_product_attention."""
+    q, k = rotated(q, k, rotary_base, positions)
     seen, _sinks = _visible(cache, write(k, v, cache), window, sink)
     return fused_step(q, cache, seen[:, None, None], scale)

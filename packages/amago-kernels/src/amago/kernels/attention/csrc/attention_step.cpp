@@ -19,6 +19,8 @@ namespace {
 using amago::Operand;
 
 struct Options {
+    const int64_t* positions;  // null where nothing is rotated
+    double rotary_base;
     int64_t window;  // negative for none
     int64_t sink;
     double sink_bias, logit_clip, scale;
@@ -59,6 +61,32 @@ A dot(const A* query, const T* key, int64_t dim) {
     return sum;
 }
 
+// The cosines, then the sines of the angles by which the pairs of a head are rotated at a position. Angles are
+// products in A, as they are where a whole sequence is rotated.
+template <class A>
+void angles(A* turn, int64_t dim, int64_t position, double base) {
+    for (int64_t i = 0; i < dim / 2; ++i) {
+        const A frequency = std::pow(static_cast<A>(base), -static_cast<A>(2 * i) / static_cast<A>(dim));
+        const A angle = static_cast<A>(position) * frequency;
+        turn[i] = std::cos(angle);
+        turn[i + dim / 2] = std::sin(angle);
+    }
+}
+
+// One head of a query or a key, rotated where there are angles.
+template <class T, class A>
+void rotate(const T* from, const A* turn, A* to, int64_t dim) {
+    const int64_t half = dim / 2;
+    if (!turn)
+        for (int64_t j = 0; j < dim; ++j) to[j] = amago::load(from[j]);
+    else
+        for (int64_t i = 0; i < half; ++i) {
+            const A a = amago::load(from[i]), b = amago::load(from[i + half]), cos = turn[i], sin = turn[i + half];
+            to[i] = a * cos - b * sin;
+            to[i + half] = a * sin + b * cos;
+        }
+}
+
 template <int DIM, class T>
 void heads(int64_t begin, int64_t end, int64_t n_heads, int64_t size, int64_t dim, const Operand& q,
            const Operand& k, const Operand& v, const Operand& keys, const Operand& values,
@@ -67,7 +95,8 @@ void heads(int64_t begin, int64_t end, int64_t n_heads, int64_t size, int64_t di
     const int64_t n = DIM ? DIM : dim;
     const A clip = static_cast<A>(options.logit_clip), bias = static_cast<A>(options.sink_bias);
     std::vector<Slot> slots;
-    std::vector<A> scores(n_heads * size), query(n_heads * n), mixed(n_heads * n);
+    std::vector<A> scores(n_heads * size), query(n_heads * n), mixed(n_heads * n), rotated(n), turns(n);
+    const A* turn = options.positions ? turns.data() : nullptr;
     for (int64_t item = begin; item < end;) {
         const int64_t b = item / n_heads, first = item % n_heads;
         const int64_t last = std::min(n_heads, first + end - item);
@@ -75,12 +104,14 @@ void heads(int64_t begin, int64_t end, int64_t n_heads, int64_t size, int64_t di
         visible(slots, lengths[b], size, options);
         const int64_t current = lengths[b] % size, seen = static_cast<int64_t>(slots.size());
 
+        if (turn) angles(turns.data(), n, options.positions[b], options.rotary_base);
         for (int64_t h = first; h < last; ++h) {
-            std::copy_n(address<const T>(k, b, h), n, address<T>(keys, b, h, current));
+            rotate(address<const T>(k, b, h), turn, rotated.data(), n);
+            T* key = address<T>(keys, b, h, current);
+            for (int64_t j = 0; j < n; ++j) amago::store(key[j], rotated[j]);
             std::copy_n(address<const T>(v, b, h), n, address<T>(values, b, h, current));
-            const T* row = address<const T>(q, b, h);
-            for (int64_t j = 0; j < n; ++j)
-                query[h * n + j] = amago::load(row[j]) * static_cast<A>(options.scale);
+            rotate(address<const T>(q, b, h), turn, query.data() + h * n, n);
+            for (int64_t j = 0; j < n; ++j) query[h * n + j] *= static_cast<A>(options.scale);
         }
         for (int64_t i = 0; i < seen; ++i)
             for (int64_t h = first; h < last; ++h) {
@@ -142,9 +173,10 @@ PYBIND11_MODULE(amago_attention_step, m) {
         "attention_step",
         [](const std::string& dtype, int64_t rows, int64_t size, int64_t heads, int64_t dim, const Operand& q,
            const Operand& k, const Operand& v, const Operand& keys, const Operand& values, uintptr_t lengths,
-           uintptr_t out, int64_t window, int64_t sink, double sink_bias, double logit_clip, double scale,
-           int threads) {
-            const Options options{window, sink, sink_bias, logit_clip, scale};
+           uintptr_t positions, double rotary_base, uintptr_t out, int64_t window, int64_t sink, double sink_bias,
+           double logit_clip, double scale, int threads) {
+            const Options options{reinterpret_cast<const int64_t*>(positions), rotary_base, window, sink, sink_bias,
+                                  logit_clip, scale};
             const auto run = [&](auto number) {
                 attention_step<decltype(number)>(rows, size, heads, dim, q, k, v, keys, values, lengths, out,
                                                  options, threads);
