@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+from amago.kernels import testing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,9 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def poisoned():
     """Uninitialised memory is filled with NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    with testing.poisoned():
+        yield
 
 
 @pytest.fixture

@@ -28,6 +28,10 @@ class Backend(str, Enum):
     CUDA = "cuda"
 
 
+class Unsupported(RuntimeError):
+    """No backend, or not the one that was asked for, can run a call; the message gives the reasons."""
+
+
 class Requirement(Protocol):
     """What a backend needs of this machine, whatever the call; native code is one."""
 
@@ -136,7 +140,7 @@ def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: 
 
     Raises:
         ValueError: if the backend that was asked for does not exist.
-        RuntimeError: if it cannot run the call; the message gives its reasons.
+        Unsupported: (a RuntimeError) if it cannot run the call; the message gives its reasons.
     """
     wanted = requested(backend)
     refusals = []
@@ -151,7 +155,7 @@ def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: 
         refusals.append(f"{impl.backend.value}: {'; '.join(reasons)}")
     if not refusals:
         names = ", ".join(impl.backend.value for impl in _operations[operation])
-        raise RuntimeError(
+        raise Unsupported(
             f"{operation} has no backend {wanted.value if wanted else 'auto'!r}; it has {names}"
         )
-    raise RuntimeError(f"no backend can run this call of {operation}: " + " | ".join(refusals))
+    raise Unsupported(f"no backend can run this call of {operation}: " + " | ".join(refusals))
