@@ -1,0 +1,147 @@
+"""Environments of gymnax, which step as many rows as you like inside jax, on a GPU if jax has one.
+
+gymnax environments are pure functions of a state and a random key. Here they hold both, so that `AMAGOEnv` can
+step them with `batched_envs=num_envs`. Needs gymnax 1.0 or later, which brings jax.
+
+jax takes most of a GPU's memory when it starts. Where torch shares that GPU, let the process's environment have
+XLA_PYTHON_CLIENT_PREALLOCATE=false, or jax's part in XLA_PYTHON_CLIENT_MEM_FRACTION
+(https://docs.jax.dev/en/latest/gpu_memory_allocation.html). jax is not safe in forked processes, so collect with
+env_mode="already_vectorized".
+
+N = `num_envs`.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from amago.envs.builtin.arguments import whole_number
+
+INSTALL = "pip install 'gymnax>=1.0' six"  # gymnax 1.0.1 imports six and does not ask for it
+STEP_RESULTS = 6  # with termination and truncation told apart; releases before 1.0 return 5
+
+
+class GymnaxCompatibility(gym.Env[Any, Any]):
+    """N copies of a gymnax environment that step together and start anew by themselves.
+
+        env, params = gymnax.make("Pendulum-v1")
+        AMAGOEnv(GymnaxCompatibility(env, num_envs=512, params=params), "Pendulum", batched_envs=512)
+
+    The spaces are those of one copy; what is taken and returned has the leading axis N, and the final observations
+    of ended episodes are in the info as "final_obs". With `num_envs=1` it is an ordinary environment, which has no
+    such axis and is reset by its user.
+
+    Args:
+        env: a gymnax environment, or a wrapper of gymnax around one.
+        num_envs: N.
+        params: of the environment; None takes its default ones.
+
+    Raises:
+        ImportError: if jax or gymnax is not installed, or gymnax is older than 1.0.
+        TypeError: if `env` is no gymnax environment, or has a space that is neither Discrete, Box, Dict nor Tuple.
+        ValueError: if `num_envs` is less than 1.
+    """
+
+    def __init__(self, env: Any, num_envs: int = 1, params: Any = None) -> None:
+        jax = _import_jax()
+        for name in ("reset", "step", "observation_space", "action_space", "default_params"):
+            if not hasattr(env, name):
+                raise TypeError(
+                    f"env must be a gymnax environment, which has {name!r}, got {type(env).__name__}: "
+                    "env, params = gymnax.make(...) returns one"
+                )
+        self.num_envs = whole_number("num_envs", num_envs, 1)
+        self.params = env.default_params if params is None else params
+        self.observation_space = _gymnasium_space(env.observation_space(self.params))
+        self.action_space = _gymnasium_space(env.action_space(self.params))
+        self._jax = jax
+        self._reset = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
+        self._step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
+        self._split_keys = jax.jit(lambda key: _two_parts(jax.random.split(key, self.num_envs + 1)))
+        self._key: Any = None
+        self._state: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode in every row; a seed fixes all that comes after it."""
+        super().reset(seed=seed)
+        if seed is not None or self._key is None:
+            self._key = self._jax.random.key(int(self.np_random.integers(2**32)))
+        self._key, keys = self._split_keys(self._key)
+        obs, self._state = self._reset(keys, self.params)
+        return _in_form_of(self.observation_space, self._fetch(obs)), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps every row; those whose episode ended return the first observation of their next one."""
+        if self._state is None:
+            raise RuntimeError("step was called before the first reset: call reset() first")
+        actions = np.asarray(action, self.action_space.dtype)
+        actions = actions.reshape(self.num_envs, *(self.action_space.shape or ()))
+        self._key, keys = self._split_keys(self._key)
+        results = self._step(keys, self._state, actions, self.params)
+        if len(results) != STEP_RESULTS:
+            raise ImportError(
+                f"step() of this gymnax environment returns {len(results)} results, and that of gymnax 1.0 "
+                f"{STEP_RESULTS}: {INSTALL}"
+            )
+        obs, self._state, reward, terminated, truncated, info = results
+        info = dict(info)
+        final_obs = info.pop("final_observation", None)
+        if self.num_envs == 1:
+            # Whoever resets it wants to see how the episode ended.
+            obs = obs if final_obs is None else final_obs
+            info = self._jax.tree.map(lambda rows: rows[0], info)
+        obs, reward, terminated, truncated = self._fetch((obs, reward, terminated, truncated))
+        if self.num_envs > 1 and final_obs is not None and (terminated | truncated).any():
+            info["final_obs"] = _in_form_of(self.observation_space, self._fetch(final_obs))
+        return _in_form_of(self.observation_space, obs), reward, terminated, truncated, info
+
+    def _fetch(self, arrays: Any) -> Any:
+        """Numpy arrays of arrays on the device, in one go; without their first axis if there is but one row."""
+        fetched = self._jax.device_get(arrays)
+        return fetched if self.num_envs > 1 else self._jax.tree.map(lambda rows: rows[0], fetched)
+
+
+GymnaxCompatability = GymnaxCompatibility  # as it is spelled in programs that exist
+
+
+def _import_jax() -> Any:
+    try:
+        import_module("gymnax")
+        return import_module("jax")
+    except ImportError as error:
+        raise ImportError(f"environments of gymnax need gymnax and jax ({error}): {INSTALL}") from error
+
+
+def _two_parts(keys: Any) -> tuple[Any, Any]:
+    return keys[0], keys[1:]
+
+
+def _gymnasium_space(space: Any) -> gym.Space[Any]:
+    """The gymnasium space of the same kind, found by name so that gymnax's module need not be imported."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return gym.spaces.Discrete(int(space.n))
+    if kind == "Box":
+        dtype, shape = np.dtype(space.dtype), tuple(int(size) for size in space.shape)
+        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
+        return gym.spaces.Box(low, high, shape, dtype.type)
+    if kind == "Dict":
+        return gym.spaces.Dict({key: _gymnasium_space(part) for key, part in space.spaces.items()})
+    if kind == "Tuple":
+        return gym.spaces.Tuple([_gymnasium_space(part) for part in space.spaces])
+    raise TypeError(f"a gymnax space must be Discrete, Box, Dict or Tuple, got {space}")
+
+
+def _in_form_of(space: gym.Space[Any], obs: Any) -> Any:
+    """`obs` with dicts for Dict spaces: gymnax has dataclasses there, or mappings of other types."""
+    if isinstance(space, gym.spaces.Dict):
+        values = obs if isinstance(obs, Mapping) else vars(obs)
+        return {key: _in_form_of(part, values[key]) for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_in_form_of(part, each) for part, each in zip(space.spaces, obs, strict=True))
+    return np.asarray(obs)
