@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,7 @@ import torch
 from amago.agent import Agent
 from amago.envs import AMAGOEnv, EpsilonGreedy
 from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_vector_env
 from amago.experiment.rollout import Rollout
@@ -267,20 +269,25 @@ def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
     } | {name: f"{part:.3f}" for name, part in shares.items()}
 
 
-def resident_mib() -> float:
-    """Resident memory of this process (Linux)."""
-    status = Path("/proc/self/status").read_text().splitlines()
+def resident_mib(process: int | str = "self") -> float:
+    """Resident memory of a process, this one or another (Linux)."""
+    status = Path(f"/proc/{process}/status").read_text().splitlines()
     return float(next(line.split()[1] for line in status if line.startswith("VmRSS"))) / 1024
 
 
 def watch_memory(row: Row, total_steps: int) -> None:
-    """Collects `total_steps` steps of all actors together, and prints the resident memory twenty times."""
+    """Collects `total_steps` steps of all actors together; prints the resident memory twenty times."""
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection(row, Path(folder), keep_files=False)
         part = max(1, total_steps // row.actors // 20)
         for done in range(1, 21):
+            # As after every collection of an experiment: the returns of finished episodes are reported and let go.
+            collection.rollout.stats = EpisodeStats()
             collection.rollout.run(timesteps=part)
-            print(f"{row.name}: {done * part * row.actors} steps, {resident_mib():.1f} MiB", flush=True)
+            workers = [f"{resident_mib(worker.pid):.1f}" for worker in multiprocessing.active_children()]
+            of_workers = f", workers {', '.join(workers)} MiB" if workers else ""
+            steps = done * part * row.actors
+            print(f"{row.name}: {steps} steps, {resident_mib():.1f} MiB{of_workers}", flush=True)
         collection.close()
 
 
