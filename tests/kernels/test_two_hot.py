@@ -372,7 +372,7 @@ def test_arguments_that_do_not_fit_are_named(logits, target, options, message):
 
 
 def test_settings_out_of_range_are_named():
-    with pytest.raises(ValueError, match="sigma must be a positive number of bin widths, got 0"):
+    with pytest.raises(ValueError, match="sigma must be a positive number of bin widths, from 1e-6 to 1e6, got 0"):
         kernels.hl_gauss_cross_entropy(LOGITS, TARGET, BINS, sigma=0.0)
     with pytest.raises(ValueError, match="n must be at least 2 bins, got 1"):
         Bins(-1.0, 1.0, 1)

@@ -28,4 +28,6 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Within it autocast is off, and products keep the precision that the operands have."""
     if not torch.amp.is_autocast_available(device.type):  # the meta device, for example
         return nullcontext()
+    if not torch.is_autocast_enabled(device.type):  # entering the context costs more than to ask
+        return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from amago.kernels.attention import flex_dense, flex_torch
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.checks import check_cache, check_same, check_sequence
+from amago.kernels.attention.checks import check_cache, check_same, check_scale, check_sequence
 from amago.kernels.attention.mods import MaskMod, ScoreMod, as_options
 from amago.kernels.attention.plain import attention, attention_step
 from amago.kernels.backends import Backend, Implementation, choose, register
+from amago.kernels.precision import full_precision
 
 register(
     "flex_attention",
@@ -82,10 +83,11 @@ def flex_attention(
 
     Raises:
         ValueError: for shapes, dtypes or options that do not fit, and functions that cannot be evaluated.
-        TypeError: for functions that are none.
+        TypeError: for functions and tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     check_same(q, k, v)
+    check_scale(scale)
     check_sequence(q, lengths, dropout_p)
     _check_functions(score_mod=score_mod, mask_mod=mask_mod)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -96,7 +98,9 @@ def flex_attention(
     if q.numel() == 0:  # there is no position at which the functions could be evaluated
         return v.clone()
     shared |= {"score_mod": score_mod, "mask_mod": mask_mod}
-    out: Tensor = choose("flex_attention", backend, q, k, v, **shared).run(q, k, v, **shared)
+    run = choose("flex_attention", backend, q, k, v, **shared).run
+    with full_precision(q.device):
+        out: Tensor = run(q, k, v, **shared)
     return out
 
 
@@ -130,10 +134,11 @@ def flex_attention_step(
 
     Raises:
         ValueError: for shapes that do not fit, and functions that cannot be evaluated.
-        TypeError: for functions that are none.
+        TypeError: for functions and tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     check_same(q, k, v)
+    check_scale(scale)
     check_cache(q, cache)
     _check_functions(score_mod=score_mod, mask_mod=mask_mod)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -142,5 +147,6 @@ def flex_attention_step(
         return attention_step(q, k, v, cache, scale=scale, backend=backend, **plain)
     options = {"score_mod": score_mod, "mask_mod": mask_mod, "scale": scale}
     run = choose("flex_attention_step", backend, q, k, v, cache, **options).run
-    out: Tensor = run(q, k, v, cache, **options)
+    with full_precision(q.device):
+        out: Tensor = run(q, k, v, cache, **options)
     return out

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from amago.kernels.attention import sdpa
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.mods import (
     MaskMod,
@@ -24,16 +25,16 @@ from amago.kernels.attention.mods import (
     step_mask_of,
 )
 from amago.kernels.attention.reference import visible, zero_padding
-from amago.kernels.attention.sdpa import fused
 from amago.kernels.attention.step import fused_step, mix, places, scores_of, write
 from amago.kernels.precision import accumulation_dtype
 
 
 def sdpa_unsupported(*_: object, **options: Any) -> list[str]:
     """Why torch's fused attention cannot run the call: it takes a mask, no function of the scores."""
-    if options["score_mod"] is None:
-        return []
-    return ["scaled_dot_product_attention cannot apply a score_mod"]
+    reasons = sdpa.unsupported(logit_clip=None, sink=0, **options)
+    if options["score_mod"] is not None:
+        reasons.append("scaled_dot_product_attention cannot apply a score_mod")
+    return reasons
 
 
 def _seen(q: Tensor, mask_mod: MaskMod | None, causal: bool, lengths: Tensor | None) -> Tensor | None:
@@ -92,7 +93,7 @@ def sdpa_attention(
 ) -> Tensor:
     """The same without a score function, by torch's scaled_dot_product_attention."""
     seen = _seen(q, mask_mod, causal, lengths)
-    out = fused(q, k, v, attn_mask=seen, dropout_p=dropout_p, scale=scale)
+    out = sdpa.fused(q, k, v, attn_mask=seen, dropout_p=dropout_p, scale=scale)
     return out if lengths is None else zero_padding(out, lengths)
 
 

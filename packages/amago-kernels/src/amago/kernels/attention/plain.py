@@ -20,6 +20,7 @@ from amago.kernels.attention.checks import (
 )
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import ATTENTION_STEP
+from amago.kernels.precision import full_precision
 from amago.kernels.triton_runtime import Triton
 
 
@@ -66,6 +67,9 @@ def attention(
 ) -> Tensor:
     """softmax(scale * q k^T) v over the positions that each query may see (Vaswani et al. 2017, eq. 1).
 
+    It computes in the precision of its inputs, under autocast too. What nobody sees must be finite all the same,
+    padding included: some backends multiply it by a weight of 0.
+
     Args:
         q: queries (B, L, H, D).
         k: keys, same shape.
@@ -84,11 +88,12 @@ def attention(
         (B, L, H, D), dtype of q.
 
     Raises:
-        ValueError: for shapes, dtypes or options that do not fit.
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+        TypeError: for tensors that are none, and a window or sink that is no integer.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     check_same(q, k, v)
-    check_options(window, sink, logit_clip)
+    check_options(window, sink, sink_bias, logit_clip, scale)
     check_sequence(q, lengths, dropout_p)
     options = {
         "causal": causal,
@@ -100,7 +105,9 @@ def attention(
         "dropout_p": dropout_p,
         "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
     }
-    out: Tensor = choose("attention", backend, q, k, v, **options).run(q, k, v, **options)
+    run = choose("attention", backend, q, k, v, **options).run
+    with full_precision(q.device):
+        out: Tensor = run(q, k, v, **options)
     return out
 
 
@@ -141,11 +148,12 @@ def attention_step(
         (B, 1, H, D), dtype of q.
 
     Raises:
-        ValueError: for shapes or options that do not fit.
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+        TypeError: for tensors or a cache that are none, and a window or sink that is no integer.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     check_same(q, k, v)
-    check_options(window, sink, logit_clip)
+    check_options(window, sink, sink_bias, logit_clip, scale)
     check_cache(q, cache)
     check_rotary(q, rotary_base, positions)
     if rotary_base is not None and positions is None:
@@ -159,5 +167,7 @@ def attention_step(
         "rotary_base": rotary_base,
         "positions": positions,
     }
-    out: Tensor = choose("attention_step", backend, q, k, v, cache, **options).run(q, k, v, cache, **options)
+    run = choose("attention_step", backend, q, k, v, cache, **options).run
+    with full_precision(q.device):
+        out: Tensor = run(q, k, v, cache, **options)
     return out

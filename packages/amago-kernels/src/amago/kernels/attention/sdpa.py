@@ -13,12 +13,14 @@ from amago.kernels.precision import full_precision, needs_gradient
 
 
 def unsupported(*_: Tensor, **options: Any) -> list[str]:
-    """Why the call cannot run: scores cannot be clipped or biased between product and softmax."""
+    """Why the call cannot run: scores cannot be clipped or biased, nor turned around, before the softmax."""
     reasons = []
     if options["logit_clip"] is not None:
         reasons.append("scaled_dot_product_attention cannot clip logits")
     if options["sink"] and options["sink_bias"] != 0.0:
         reasons.append("scaled_dot_product_attention cannot bias sinks")
+    if not options["scale"] > 0.0:  # it scales the -inf of a mask too
+        reasons.append(f"scaled_dot_product_attention needs a positive scale, got {options['scale']}")
     return reasons
 
 

@@ -73,7 +73,8 @@ def scores_of(q: Tensor, keys: Tensor) -> Tensor:
 def mix(weights: Tensor, values: Tensor) -> Tensor:
     """Values (B, W, H, D) averaged by weights (B, H, W): (B, 1, H, D), no value copied."""
     heads, dim = values.shape[2:]
-    mixed = torch.bmm(weights, values.flatten(2)).view(-1, heads, heads, dim)  # every head's weights for all
+    mixed = torch.bmm(weights, values.flatten(2))  # every head's weights for all
+    mixed = mixed.view(len(values), heads, heads, dim)
     return mixed.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(1)
 
 

@@ -5,8 +5,10 @@ Shapes: K inputs, N outputs.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from amago.kernels.arguments import require_tensors
 from amago.kernels.backends import Backend, Implementation, choose, register, requested
 from amago.kernels.linear import onednn, reference
 
@@ -44,7 +46,8 @@ def linear(
         (..., N).
 
     Raises:
-        ValueError: for shapes that do not fit, or a slope outside (0, 1].
+        ValueError: for shapes, dtypes or devices that do not fit, or a slope outside (0, 1].
+        TypeError: for tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     _check(x, weight, bias, leaky)
@@ -55,7 +58,8 @@ def linear(
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> None:
-    """Raises ValueError for arguments of `linear` that do not fit each other."""
+    """Raises ValueError for arguments of `linear` that do not fit each other, TypeError for what is no tensor."""
+    require_tensors(x=x, weight=weight)
     if weight.dim() != 2:
         raise ValueError(f"weight must be (outputs, inputs), got {tuple(weight.shape)}")
     n_out, n_in = weight.shape
@@ -67,5 +71,12 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) 
         raise ValueError(
             f"bias must be ({n_out},) to fit weight {tuple(weight.shape)}, got {tuple(bias.shape)}"
         )
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is None or (other.dtype == x.dtype and other.device == x.device):
+            continue
+        if other.device != x.device:
+            raise ValueError(f"{name} must be on {x.device} like x, got {other.device}")
+        if not torch.is_autocast_enabled(x.device.type):  # which makes them one dtype
+            raise ValueError(f"{name} must be {x.dtype} like x, got {other.dtype}")
     if leaky is not None and not 0.0 < leaky <= 1.0:
         raise ValueError(f"leaky must be None or a slope in (0, 1], got {leaky}")

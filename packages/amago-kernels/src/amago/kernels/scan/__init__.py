@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from amago.kernels.arguments import require_tensors
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import SELECTIVE_SCAN
 from amago.kernels.precision import full_precision
@@ -41,8 +42,13 @@ register(
 )
 
 
+_OPTIONAL = ("D", "z", "delta_bias", "initial_state")
+
+
 def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tensor | None]) -> None:
     """Raises ValueError unless all tensors fit u and A; `time` is (L,) for a sequence and () for a step."""
+    given = {name: x for name, x in tensors.items() if x is not None or name not in _OPTIONAL}
+    require_tensors(A=A, **given)
     rows, channels = u.shape[:2]
     if A.dim() != 2 or A.shape[0] != channels or A.shape[1] < 1:
         raise ValueError(
@@ -59,9 +65,8 @@ def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tenso
         "state": (rows, channels, n),
         "initial_state": (rows, channels, n),
     }
-    for name, tensor in {"u": u, "A": A, **tensors}.items():
-        if tensor is None:
-            continue
+    for name, tensor in {"u": u, "A": A, **given}.items():
+        assert tensor is not None
         if name in shapes and tensor.shape != shapes[name]:
             fits = f"to fit u {tuple(u.shape)} and A {tuple(A.shape)}"
             raise ValueError(f"{name} must be {shapes[name]} {fits}, got {tuple(tensor.shape)}")
@@ -147,8 +152,10 @@ def selective_scan(
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit.
+        TypeError: for tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
+    require_tensors(u=u)
     if u.dim() != 3 or u.shape[2] < 1:
         raise ValueError(
             f"u must be (batch, channels, length) with a length of at least 1, got {tuple(u.shape)}"
@@ -210,8 +217,10 @@ def selective_scan_step(
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit.
+        TypeError: for tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
+    require_tensors(u=u)
     if u.dim() != 2:
         raise ValueError(f"u must be (batch, channels) in a single step, got {tuple(u.shape)}")
     tensors = {"state": state, "delta": delta, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}

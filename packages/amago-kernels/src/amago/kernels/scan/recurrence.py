@@ -34,7 +34,7 @@ def _row_blocks(u: Tensor, n: int) -> Iterator[slice]:
     if u.device.type == "cpu":
         per_row = min(CHUNK, length) * channels * n
         blocks = min(rows, -(-rows * per_row // _CACHED))
-    size = -(-rows // max(blocks, 1))
+    size = max(1, -(-rows // max(blocks, 1)))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 
@@ -87,8 +87,8 @@ def forward(
             size = steps.stop - start
             h = states[:size]
             _states(u[steps, rows], delta[steps, rows], A, B[steps, rows], state, decays[:size], h)
-            outputs = torch.bmm(C[steps, rows].reshape(-1, 1, n), h.view(-1, n, channels))
-            y[steps, rows] = outputs.view(size, -1, channels)
+            outputs = torch.bmm(C[steps, rows].reshape(-1, 1, n), h.flatten(0, 1))
+            y[steps, rows] = outputs.view(size, h.shape[1], channels)
             state = h[-1].clone()  # the workspace is used again
         last[rows] = state
     return y, last, starts
@@ -141,11 +141,11 @@ def backward(
             for t in reversed(range(size - 1)):
                 g[t].addcmul_(decay[t + 1], g[t + 1])
 
-            flat_g, flat_h = g.view(-1, n, channels), h.view(-1, n, channels)
-            grad_C[steps, rows] = torch.bmm(flat_h, dy.reshape(-1, channels, 1)).view(size, -1, n)
-            inputs = (step_delta * step_u).reshape(-1, channels, 1)
+            flat_g, flat_h = g.flatten(0, 1), h.flatten(0, 1)
+            grad_C[steps, rows] = torch.bmm(flat_h, dy.flatten(0, 1).unsqueeze(2)).view(size, -1, n)
+            inputs = (step_delta * step_u).flatten(0, 1).unsqueeze(2)
             grad_B[steps, rows] = torch.bmm(flat_g, inputs).view(size, -1, n)
-            through_input = torch.bmm(step_B.reshape(-1, 1, n), flat_g).view(size, -1, channels)
+            through_input = torch.bmm(step_B.reshape(-1, 1, n), flat_g).view(size, g.shape[1], channels)
             grad_input[steps, rows] = through_input * step_delta
 
             through_decay = g.mul_(decay)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amago.kernels.arguments import require_tensors
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import TWO_HOT, TWO_HOT_CUDA
 from amago.kernels.triton_runtime import Triton
@@ -37,7 +38,10 @@ for _name in ("two_hot_cross_entropy", "hl_gauss_cross_entropy", "two_hot_mean")
 
 
 def _check_logits(logits: Tensor, bins: Bins) -> None:
-    """Raises ValueError unless the logits are floating-point numbers (..., n)."""
+    """Raises ValueError unless the logits are floating-point numbers (..., n), TypeError for what is no tensor."""
+    if not isinstance(bins, Bins):
+        raise TypeError(f"bins must be Bins, got {bins!r}")
+    require_tensors(logits=logits)
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating-point numbers, got {logits.dtype}")
     if logits.dim() < 1 or logits.shape[-1] != bins.n:
@@ -46,6 +50,7 @@ def _check_logits(logits: Tensor, bins: Bins) -> None:
 
 def _check_per_row(name: str, x: Tensor, logits: Tensor) -> None:
     """Raises ValueError unless x broadcasts to the rows of the logits, on the same device."""
+    require_tensors(**{name: x})
     rows = logits.shape[:-1]
     fits = x.dim() <= len(rows) and all(
         a in (1, b) for a, b in zip(reversed(x.shape), reversed(rows), strict=False)
@@ -106,6 +111,7 @@ def two_hot_cross_entropy(
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit.
+        TypeError: for tensors or bins that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     _check_loss(logits, target, bins, mask, weight)
@@ -131,18 +137,19 @@ def hl_gauss_cross_entropy(
 
     Args:
         logits, target, bins, mask, weight, backend: as in `two_hot_cross_entropy`.
-        sigma: standard deviation in bin widths, positive.
+        sigma: standard deviation in bin widths, from 1e-6 to 1e6.
 
     Returns:
         The loss of each row (...), as in `two_hot_cross_entropy`.
 
     Raises:
-        ValueError: for shapes, dtypes or devices that do not fit, or a sigma that is not positive.
+        ValueError: for shapes, dtypes or devices that do not fit, or a sigma out of range.
+        TypeError: for tensors or bins that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     _check_loss(logits, target, bins, mask, weight)
-    if not sigma > 0.0:
-        raise ValueError(f"sigma must be a positive number of bin widths, got {sigma}")
+    if not 1e-6 <= sigma <= 1e6:  # beyond, float32 has no digits left for the labels
+        raise ValueError(f"sigma must be a positive number of bin widths, from 1e-6 to 1e6, got {sigma}")
     options = {"mask": mask, "weight": weight, "sigma": float(sigma)}
     chosen = choose("hl_gauss_cross_entropy", backend, logits, target, bins, **options)
     loss: Tensor = chosen.run(logits, target, bins, **options)
@@ -162,6 +169,7 @@ def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = 
 
     Raises:
         ValueError: for shapes or dtypes that do not fit.
+        TypeError: for logits or bins that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
     _check_logits(logits, bins)

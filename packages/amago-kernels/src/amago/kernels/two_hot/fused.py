@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from amago.kernels.precision import accumulation_dtype
 from amago.kernels.two_hot.bins import Bins
@@ -129,6 +128,26 @@ def expectation(logits: Tensor, values: Tensor) -> Tensor:
     return _unflatten(out, logits, order)
 
 
+class _Once(torch.autograd.Function):
+    """A gradient, as part of a graph that cannot be followed further."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, logits: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError("two-hot operations have second derivatives with backend='eager' alone")
+
+
+def _differentiable_once(gradient: Tensor, logits: Tensor) -> Tensor:
+    """The gradient; where a graph of it is made (`create_graph=True`), following that is an error."""
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
+        return gradient
+    once: Tensor = _Once.apply(gradient, logits)  # type: ignore[no-untyped-call]
+    return once
+
+
 class _WindowedCrossEntropy(torch.autograd.Function):
     """scale * (log-sum-exp of the logits - sum of label * logit over the window), row by row."""
 
@@ -153,21 +172,21 @@ class _WindowedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, lse, index, label, mask, weight = ctx.saved_tensors
-        if weight is not None:
-            grad = grad * weight.to(lse.dtype)
-        if mask is not None:
-            grad = torch.where(mask, grad, torch.zeros_like(grad))
-        grad = grad + 0.0 * label.sum(dim=-1)  # a target that is no number spoils all of its row
-        out = scaled_softmax(logits, lse, grad)
-        share = (label * -grad.unsqueeze(-1)).to(out.dtype)
-        out.scatter_add_(-1, index, share)
-        if mask is not None:
-            # What a masked row holds may be anything, and 0 times that need not be 0.
-            out.masked_fill_(~mask.unsqueeze(-1), 0.0)
-        return out, None, None, None, None
+        with torch.no_grad():
+            if weight is not None:
+                grad = grad * weight.to(lse.dtype)
+            if mask is not None:
+                grad = torch.where(mask, grad, torch.zeros_like(grad))
+            grad = grad + 0.0 * label.sum(dim=-1)  # a target that is no number spoils all of its row
+            out = scaled_softmax(logits, lse, grad)
+            share = (label * -grad.unsqueeze(-1)).to(out.dtype)
+            out.scatter_add_(-1, index, share)
+            if mask is not None:
+                # What a masked row holds may be anything, and 0 times that need not be 0.
+                out.masked_fill_(~mask.unsqueeze(-1), 0.0)
+        return _differentiable_once(out, logits), None, None, None, None
 
 
 class _Mean(torch.autograd.Function):
@@ -180,39 +199,52 @@ class _Mean(torch.autograd.Function):
         return mean
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, values, mean = ctx.saved_tensors
-        if not _in_blocks(logits):
-            probs = torch.softmax(logits.to(values.dtype), dim=-1)
-            out = probs * (values - mean.unsqueeze(-1)) * grad.unsqueeze(-1)
-            return out.to(logits.dtype), None
-        result = torch.empty_like(logits)
-        order = _memory_order(result)
-        rows, outs = _as_rows(logits, order), _as_rows(result, order)
-        means, grads = _per_row(mean, logits, order), _per_row(grad, logits, order)
-        for block in _blocks(*rows.shape):
-            probs = torch.softmax(rows[block].to(values.dtype), dim=-1)
-            outs[block] = probs.mul_(values - means[block]).mul_(grads[block])
-        return result, None
+        with torch.no_grad():
+            out = _mean_gradient(logits, values, mean, grad)
+        return _differentiable_once(out, logits), None
+
+
+def _mean_gradient(logits: Tensor, values: Tensor, mean: Tensor, grad: Tensor) -> Tensor:
+    """That of `expectation` with respect to the logits (..., n), given that of the means (...)."""
+    if not _in_blocks(logits):
+        probs = torch.softmax(logits.to(values.dtype), dim=-1)
+        out = probs * (values - mean.unsqueeze(-1)) * grad.unsqueeze(-1)
+        return out.to(logits.dtype)
+    result = torch.empty_like(logits)
+    order = _memory_order(result)
+    rows, outs = _as_rows(logits, order), _as_rows(result, order)
+    means, grads = _per_row(mean, logits, order), _per_row(grad, logits, order)
+    for block in _blocks(*rows.shape):
+        probs = torch.softmax(rows[block].to(values.dtype), dim=-1)
+        outs[block] = probs.mul_(values - means[block]).mul_(grads[block])
+    return result
+
+
+def _cross_entropy(
+    logits: Tensor, window: tuple[Tensor, Tensor], mask: Tensor | None, weight: Tensor | None
+) -> Tensor:
+    """The loss against labels in windows; its gradient flows into the logits alone."""
+    weight = None if weight is None else weight.detach()
+    loss: Tensor = _WindowedCrossEntropy.apply(logits, *window, mask, weight)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def two_hot_cross_entropy(
     logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None
 ) -> Tensor:
     """See `amago.kernels.two_hot_cross_entropy`."""
-    index, label = two_hot_window(target.detach().to(accumulation_dtype(logits)), bins)
-    loss: Tensor = _WindowedCrossEntropy.apply(logits, index, label, mask, weight)  # type: ignore[no-untyped-call]
-    return loss
+    window = two_hot_window(target.detach().to(accumulation_dtype(logits)), bins)
+    return _cross_entropy(logits, window, mask, weight)
 
 
 def hl_gauss_cross_entropy(
     logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None, sigma: float
 ) -> Tensor:
     """See `amago.kernels.hl_gauss_cross_entropy`."""
-    index, label = hl_gauss_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
-    loss: Tensor = _WindowedCrossEntropy.apply(logits, index, label, mask, weight)  # type: ignore[no-untyped-call]
-    return loss
+    window = hl_gauss_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
+    return _cross_entropy(logits, window, mask, weight)
 
 
 def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:

@@ -44,7 +44,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, mask: Tensor | None, weight
     """-sum_j labels_j log softmax(logits)_j of each row, times its weight; 0 where masked."""
     loss = -(labels * F.log_softmax(logits.to(accumulation_dtype(logits)), dim=-1)).sum(dim=-1)
     if weight is not None:
-        loss = loss * weight
+        loss = loss * weight.detach().to(loss.dtype)
     return loss if mask is None else torch.where(mask, loss, torch.zeros_like(loss))
 
 
