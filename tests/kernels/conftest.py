@@ -1,15 +1,76 @@
 """What the tests of several kernels share."""
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from amago.kernels import testing
+from amago.kernels import cuda, testing
+from amago.kernels.compile import Extension, cpu_features
 
 ROOT = Path(__file__).resolve().parents[2]
+HEADERS = Path(__file__).with_name("cuda_on_cpu")
+
+
+@dataclass(frozen=True)
+class OnCpu(Extension):
+    """A module of CUDA C++ compiled for the CPU, quickly, and kept for as long as no source changes."""
+
+    of: Extension = field(kw_only=True)
+
+    def source_key(self):
+        sources = [*self.of.sources, *self.of.sources[0].parent.glob("*.h"), *HEADERS.glob("*.h")]
+        setting = repr((self.sources[0].read_text(), cpu_features(), sys.version))
+        return hashlib.sha256(b"".join(map(Path.read_bytes, sources)) + setting.encode()).hexdigest()[:20]
+
+    def flags(self):
+        return (*(flag for flag in super().flags() if flag != "-O3"), "-O0", f"-I{HEADERS}")
+
+
+@dataclass(frozen=True)
+class ForTwoGpus(cuda.CudaExtension):
+    """A module as nvcc builds it for an A100 and an H100, quickly; there need not be either."""
+
+    def flags(self):
+        quick = (*cuda.FLAGS[1:], "-O0", "-Xcicc=-O0", "-Xptxas=-O0")
+        return (*quick, *(f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)))
+
+    def has_hardware(self):
+        return True
+
+
+@pytest.fixture(scope="session")
+def cuda_on_cpu(tmp_path_factory):
+    """Compiles CUDA's sources of an extension as C++ whose threads are coroutines, and loads the module.
+
+    Takes the extension and the type that its kernels take, for here a kernel's address says nothing of it.
+    """
+
+    def load(extension, argument: str):
+        wrapper = tmp_path_factory.mktemp("cuda") / "on_cpu.cpp"
+        declared = f"namespace amago {{ struct {argument.rpartition(':')[2]}; }}"
+        lines = ["#include <cuda_runtime.h>", declared, f"#define EMULATED_ARGUMENT {argument}"]
+        wrapper.write_text("\n".join([*lines, *(f'#include "{path}"' for path in extension.sources), ""]))
+        return OnCpu(extension.name, (wrapper,), of=extension).load()
+
+    return load
+
+
+@pytest.fixture
+def build_for_two_gpus():
+    """Builds an extension of CUDA for two kinds of GPU; returns the file. Skips where there is no nvcc."""
+
+    def build(extension) -> Path:
+        if shutil.which("nvcc") is None:
+            pytest.skip("nvcc is not on the PATH")
+        return ForTwoGpus(extension.name, extension.sources).build()
+
+    return build
 
 
 @pytest.fixture

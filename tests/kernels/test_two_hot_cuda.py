@@ -1,33 +1,21 @@
 """The CUDA kernels of the two-hot operations without a GPU: nvcc takes them, and the CPU finds the right numbers.
 
-For the latter the file is compiled as C++ beside the headers in cuda_on_cpu/, where the lanes of a warp are
+For the latter the file is compiled as C++ beside the headers in cuda_on_cpu/, where the threads of a block are
 coroutines. On a GPU test_two_hot_gpu.py runs them.
 """
 
-import hashlib
 import math
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
 from amago import kernels
-from amago.kernels import Bins, cuda
-from amago.kernels.compile import Extension, cpu_features
+from amago.kernels import Bins
 from amago.kernels.native import DTYPES, TWO_HOT_CUDA
 from amago.kernels.two_hot.rows import row_axes
 
-HEADERS = Path(__file__).with_name("cuda_on_cpu")
-WRAPPER = """
-#include <cuda_runtime.h>
-namespace amago {{ struct Call; }}
-#define EMULATED_ARGUMENT const amago::Call  // what the kernels take
-{includes}
-"""
 # Starts a kernel on no rows and prints what CUDA objects to: to that, or that there is no GPU.
 START = """
 import importlib.util, sys
@@ -41,38 +29,10 @@ except RuntimeError as error:
 """
 
 
-@dataclass(frozen=True)
-class OnCpu(Extension):
-    """A module of CUDA C++ compiled for the CPU, quickly, and kept for as long as no source changes."""
-
-    def source_key(self):
-        sources = [*TWO_HOT_CUDA.sources, *TWO_HOT_CUDA.sources[0].parent.glob("*.h"), *HEADERS.glob("*.h")]
-        setting = repr((WRAPPER, cpu_features(), sys.version))
-        return hashlib.sha256(b"".join(map(Path.read_bytes, sources)) + setting.encode()).hexdigest()[:20]
-
-    def flags(self):
-        return (*(flag for flag in super().flags() if flag != "-O3"), "-O0", f"-I{HEADERS}")
-
-
-@dataclass(frozen=True)
-class ForTwoGpus(cuda.CudaExtension):
-    """The module as nvcc builds it for an A100 and an H100, quickly; there need not be either."""
-
-    def flags(self):
-        quick = (*cuda.FLAGS[1:], "-O0", "-Xcicc=-O0", "-Xptxas=-O0")
-        return (*quick, *(f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)))
-
-    def has_hardware(self):
-        return True
-
-
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory):
+def on_cpu(cuda_on_cpu):
     """The module of the CUDA kernels, on the CPU."""
-    includes = "\n".join(f'#include "{path}"' for path in TWO_HOT_CUDA.sources)
-    wrapper = tmp_path_factory.mktemp("cuda") / "two_hot_on_cpu.cpp"
-    wrapper.write_text(WRAPPER.format(includes=includes))
-    return OnCpu(TWO_HOT_CUDA.name, (wrapper,)).load()
+    return cuda_on_cpu(TWO_HOT_CUDA, "const amago::Call")
 
 
 def run(module, task, bins, sharpness, *tensors):
@@ -174,12 +134,9 @@ def test_masked_rows_are_zero_and_a_nan_stays_in_its_row(on_cpu, sharpness):
             torch.testing.assert_close(loss[row].double(), wanted, atol=1e-2, rtol=1e-5)
 
 
-def test_nvcc_builds_the_module_for_two_kinds_of_gpu():
+def test_nvcc_builds_the_module_for_two_kinds_of_gpu(build_for_two_gpus):
     """Another process loads it, where no other module has the name."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on the PATH")
-    path = ForTwoGpus(TWO_HOT_CUDA.name, TWO_HOT_CUDA.sources).build()
-    command = [sys.executable, "-c", START, TWO_HOT_CUDA.name, str(path)]
+    command = [sys.executable, "-c", START, TWO_HOT_CUDA.name, str(build_for_two_gpus(TWO_HOT_CUDA))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "the two-hot kernel could not be started: " in done.stdout
 

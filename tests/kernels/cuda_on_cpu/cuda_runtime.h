@@ -1,5 +1,6 @@
-// As much of CUDA as the kernels of this package use, on the CPU: the 32 lanes of a warp are coroutines, each of which
-// runs until it exchanges a number with the others. Slow, and enough to see whether the numbers are right.
+// As much of CUDA as the kernels of this package use, on the CPU: the threads of a block are coroutines, each of which
+// runs until it exchanges a number with its warp or waits for the block. Slow, and enough to see whether the numbers
+// are right.
 #pragma once
 
 #include <ucontext.h>
@@ -13,6 +14,7 @@
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
+#define __shared__ static  // one block runs at a time
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
@@ -24,51 +26,69 @@ struct dim3 {
 
 namespace emulated {
 
-constexpr int kLanes = 32;
+constexpr unsigned kLanes = 32, kThreads = 256;
+constexpr std::size_t kStack = std::size_t{1} << 17;
 struct Index {
     unsigned x;
 };
 inline Index thread, block, grid;
-inline unsigned lane;
-inline int exchanges[kLanes];
-inline float slots[2][kLanes];
-inline ucontext_t scheduler, lanes[kLanes];
-inline bool finished[kLanes];
+inline unsigned exchanges[kThreads];
+inline float slots[2][kThreads];
+inline ucontext_t scheduler, threads[kThreads];
+inline bool finished[kThreads];
+inline unsigned block_size, waiting, barriers;
 inline void (*body)();
 
+// Lets the other threads run as far as this one has come.
+inline void yield() {
+    const unsigned me = thread.x;
+    swapcontext(&threads[me], &scheduler);
+}
+
 // All lanes write before any of them reads: a lane waits here until the others have come as far.
-inline float exchange(float x, int away) {
-    const unsigned me = lane, side = exchanges[me]++ % 2;
+inline float exchange(float x, unsigned away) {
+    const unsigned me = thread.x, side = exchanges[me]++ % 2;
     slots[side][me] = x;
-    swapcontext(&lanes[me], &scheduler);
+    yield();
     return slots[side][me ^ away];
 }
 
-inline void enter() {
-    const unsigned me = lane;
-    body();
-    finished[me] = true;
-    swapcontext(&lanes[me], &scheduler);
+inline void wait_for_block() {
+    const unsigned before = barriers;
+    if (++waiting == block_size) {
+        waiting = 0;
+        ++barriers;
+    }
+    do yield();
+    while (barriers == before);
 }
 
-inline void run_warp(unsigned first_thread) {
-    static std::vector<char> stacks(kLanes * (std::size_t{1} << 18));
-    for (unsigned i = 0; i < kLanes; ++i) {
+inline void enter() {
+    const unsigned me = thread.x;
+    body();
+    finished[me] = true;
+    swapcontext(&threads[me], &scheduler);
+}
+
+inline void run_block(unsigned size) {
+    static std::vector<char> stacks(kThreads * kStack);
+    block_size = size;
+    waiting = 0;
+    for (unsigned i = 0; i < size; ++i) {
         finished[i] = false;
         exchanges[i] = 0;
-        getcontext(&lanes[i]);
-        lanes[i].uc_stack.ss_sp = stacks.data() + i * (std::size_t{1} << 18);
-        lanes[i].uc_stack.ss_size = std::size_t{1} << 18;
-        lanes[i].uc_link = nullptr;
-        makecontext(&lanes[i], enter, 0);
+        getcontext(&threads[i]);
+        threads[i].uc_stack.ss_sp = stacks.data() + i * kStack;
+        threads[i].uc_stack.ss_size = kStack;
+        threads[i].uc_link = nullptr;
+        makecontext(&threads[i], enter, 0);
     }
     for (bool running = true; running;) {
         running = false;
-        for (unsigned i = 0; i < kLanes; ++i) {
+        for (unsigned i = 0; i < size; ++i) {
             if (finished[i]) continue;
-            lane = i;
-            thread.x = first_thread + i;
-            swapcontext(&scheduler, &lanes[i]);
+            thread.x = i;
+            swapcontext(&scheduler, &threads[i]);
             running = running || !finished[i];
         }
     }
@@ -83,12 +103,13 @@ struct Launch {
 
 }  // namespace emulated
 
-// The index of the thread that runs: a lane reads it anew each time it looks.
+// The index of the thread that runs, read anew at each look.
 #define threadIdx (emulated::Index{emulated::thread.x})
 #define blockIdx (emulated::block)
 #define gridDim (emulated::grid)
 
 inline float __shfl_xor_sync(unsigned, float x, int away) { return emulated::exchange(x, away); }
+inline void __syncthreads() { emulated::wait_for_block(); }
 inline float __expf(float x) { return std::exp(x); }
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -106,8 +127,7 @@ cudaError_t launch_emulated(void (*kernel)(Argument), dim3 blocks, dim3 threads,
     Launch::argument = static_cast<const Argument*>(arguments[0]);
     emulated::body = Launch::call;
     emulated::grid.x = blocks.x;
-    for (emulated::block.x = 0; emulated::block.x < blocks.x; ++emulated::block.x)
-        for (unsigned first = 0; first < threads.x; first += emulated::kLanes) emulated::run_warp(first);
+    for (emulated::block.x = 0; emulated::block.x < blocks.x; ++emulated::block.x) emulated::run_block(threads.x);
     return cudaSuccess;
 }
 // A kernel's address says nothing of its argument: the file that is compiled names the type that its kernels take.

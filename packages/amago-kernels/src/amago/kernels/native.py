@@ -18,8 +18,12 @@ TWO_HOT_CUDA = CudaExtension(
     "amago_two_hot_cuda",
     tuple(PACKAGE / "two_hot" / "csrc" / name for name in ("two_hot.cu", "two_hot_cuda.cpp")),
 )
+ATTENTION_STEP_CUDA = CudaExtension(
+    "amago_attention_step_cuda",
+    tuple(PACKAGE / "attention" / "csrc" / name for name in ("attention_step.cu", "attention_step_cuda.cpp")),
+)
 
-EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, STEP_PROGRAM, TWO_HOT_CUDA)
+EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, STEP_PROGRAM, TWO_HOT_CUDA, ATTENTION_STEP_CUDA)
 
 DTYPES = {
     torch.float32: "float32",

@@ -18,8 +18,9 @@ from amago.kernels.attention.checks import (
     check_same,
     check_sequence,
 )
+from amago.kernels.attention.step_gpu import GpuStep
 from amago.kernels.backends import Backend, Implementation, choose, register
-from amago.kernels.native import ATTENTION_STEP
+from amago.kernels.native import ATTENTION_STEP, ATTENTION_STEP_CUDA
 from amago.kernels.precision import full_precision
 from amago.kernels.triton_runtime import Triton
 
@@ -29,6 +30,7 @@ def _sdpa_step_unsupported(*_: object, **options: object) -> list[str]:
     return sdpa.unsupported(**options)
 
 
+_triton_step, _cuda_step = GpuStep("triton"), GpuStep("cuda")
 register(
     "attention",
     [
@@ -45,6 +47,8 @@ register(
     [
         Implementation(Backend.CPP, native.attention_step, native.unsupported, needs=ATTENTION_STEP),
         Implementation(Backend.SDPA, step.sdpa_step, _sdpa_step_unsupported),
+        Implementation(Backend.TRITON, _triton_step, _triton_step.unsupported, Triton()),
+        Implementation(Backend.CUDA, _cuda_step, _cuda_step.unsupported, needs=ATTENTION_STEP_CUDA),
         Implementation(Backend.EAGER, step.eager_step),
     ],
 )
@@ -142,7 +146,8 @@ def attention_step(
         rotary_base: if given, q and k are rotated first (Su et al. 2021, eq. 34): features i and i + D/2 by
             the angle position * rotary_base ** (-2 i / D). What enters the cache is rotated.
         positions: (B,) integers, at which they are rotated; the cache's lengths by default.
-        backend: "cpp", "sdpa", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp" (CPU), "sdpa", "triton" and "cuda" (CUDA), "eager", or None / "auto" for the first that can
+            run the call.
 
     Returns:
         (B, 1, H, D), dtype of q.

@@ -1,0 +1,86 @@
+"""`attention_step` in CUDA C++: calls of csrc/attention_step.cu with what `triton_step` takes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from amago.kernels.attention.step_plan import StepOptions, groups_of_heads, splits_of_slots
+from amago.kernels.native import ATTENTION_STEP_CUDA, DTYPES
+
+_THREADS, _AHEAD = 256, 4  # of a block; slots that one of its lanes has under way
+
+
+@functools.cache
+def _frequencies(base: float, dim: int) -> list[float]:
+    """By how much the pairs of features turn from one position to the next."""
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def _operand(x: Tensor) -> tuple[int, tuple[int, int, int]]:
+    """Address and strides of rows, slots (0 without) and heads."""
+    row, *slot, head, _ = x.stride()
+    return x.data_ptr(), (row, slot[0] if slot else 0, head)
+
+
+def launch(
+    module: ModuleType,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    positions: Tensor | None,
+    out: Tensor,
+    options: StepOptions,
+    stream: int,
+) -> None:
+    """Runs the kernels of `module` on a stream of the current device; arguments as in `step`."""
+    rows, size, heads, dim = keys.shape
+    cached = DTYPES[keys.dtype]
+    most = module.most_heads(dim, cached)
+    group = groups_of_heads(heads, most)
+    least = 2 * _AHEAD * (most // group)  # two turns of the loop
+    splits = splits_of_slots(rows * (heads // group), options.most_seen(size), least, keys.device)
+    parts: tuple[Tensor, ...] = ()
+    if splits > 1:
+        shape = (rows, heads, splits)
+        parts = tuple(out.new_empty(s, dtype=torch.float32) for s in (shape, shape, (*shape, dim)))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if positions is not None:
+        positions = positions.to(torch.int64)
+    addresses = [0 if x is None else x.data_ptr() for x in (lengths, positions, out, *parts)]
+    module.run(
+        cached,
+        DTYPES[q.dtype],
+        (rows, size, heads, dim, group, splits),
+        [_operand(x) for x in (q, k, v, keys, values)],
+        [*addresses, *(0,) * (6 - len(addresses))],
+        (-1 if options.window is None else options.window, options.sink),
+        (options.sink_bias, math.inf if options.logit_clip is None else options.logit_clip, options.scale),
+        _frequencies(options.rotary_base, dim) if positions is not None else [],
+        stream,
+    )
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    positions: Tensor | None,
+    out: Tensor,
+    options: StepOptions,
+) -> None:
+    """Fills `out` (B, H, D), contiguous, and writes k and v (B, H, D) into the cache; B and H are not 0."""
+    module = ATTENTION_STEP_CUDA.load()
+    with torch.cuda.device(q.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        launch(module, q, k, v, keys, values, lengths, positions, out, options, stream)

@@ -1,0 +1,258 @@
+"""The GPU kernels of `attention_step` against the eager version in float64.
+
+On a GPU these tests run on it. Elsewhere test_triton_attention_step.py runs those of Triton's kernels in its
+interpreter, and test_attention_step_cuda.py runs the CUDA kernels on the CPU.
+"""
+
+import math
+
+import pytest
+import torch
+
+from amago import kernels
+from amago.kernels.attention import step_gpu
+from amago.kernels.triton_runtime import INTERPRETED
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat16])
+on_gpu = pytest.mark.gpu if not INTERPRETED else pytest.mark.filterwarnings("default")
+BACKENDS = ["triton"] if INTERPRETED else ["triton", "cuda"]
+EVERYTHING = {"window": 3, "sink": 2, "sink_bias": -0.5, "logit_clip": 1.0, "rotary_base": 100.0}
+OPTIONS = [
+    {},
+    {"window": 0},
+    {"window": 2, "sink": 2},
+    {"sink": 2, "sink_bias": -1.5, "scale": 0.3},
+    {"rotary_base": 10000.0},
+    EVERYTHING,
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def normal(*shape, seed=0, dtype=torch.float32, device=DEVICE):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+def assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend, **options):
+    """One step against float64: output and what the cache holds then, no worse than twice eager, or rounding.
+
+    Slots without a step of the episode are NaN: whoever reads them fails.
+    """
+    size = cache.window
+    written = (torch.arange(size, device=cache.lengths.device) < cache.lengths.unsqueeze(1))[..., None, None]
+
+    def past(x, filler, dtype):
+        return x.to(dtype, copy=True).masked_fill(~written, filler)
+
+    found = []
+    for name, filler, dtype in (
+        (backend, math.nan, None),
+        ("eager", 0.0, None),
+        ("eager", 0.0, torch.float64),
+    ):
+        keys, values = (past(x, filler, dtype or x.dtype) for x in (cache.keys, cache.values))
+        given = [x.to(dtype or x.dtype) for x in qkv]
+        ring = kernels.RingCache(keys, values, cache.lengths)
+        out = kernels.attention_step(*given, ring, backend=name, **options)
+        found.append((out, keys.nan_to_num(), values.nan_to_num()))
+    for name, mine, plain, exact in zip(("out", "keys", "values"), *found, strict=True):
+        assert (mine.dtype, mine.shape) == (plain.dtype, exact.shape)
+        largest = exact.abs().max().item() + 1e-30
+        error = (mine.double() - exact).abs().max().item()
+        rounding = max(2e-6, torch.finfo(mine.dtype).eps) * largest
+        allowed = 2 * (plain.double() - exact).abs().max().item() + rounding
+        assert error <= allowed, f"{name}: {error} > {allowed} of {largest}"
+
+
+def ring(rows, size, heads, dim, lengths, dtype=torch.float32):
+    keys, values = (normal(rows, size, heads, dim, seed=seed, dtype=dtype) for seed in (1, 2))
+    return kernels.RingCache(keys, values, torch.tensor(lengths, device=DEVICE))
+
+
+def packed_qkv(rows, heads, dim, dtype=torch.float32):
+    return normal(rows, 1, 3, heads, dim, dtype=dtype).unbind(2)
+
+
+@on_gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_triton_and_cuda_see_what_eager_sees_at_every_fill_of_the_ring(backend, poisoned, options):
+    cache = ring(8, 5, 2, 16, [0, 1, 3, 4, 5, 6, 11, 1003])
+    assert_step_errs_at_most_twice_as_much_as_eager(packed_qkv(8, 2, 16), cache, backend, **options)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [16, 24, 40, 64, 128] if not INTERPRETED else [16, 40, 128])
+def test_triton_and_cuda_take_heads_of_any_width_and_number(backend, poisoned, dim, dtype):
+    for heads in (1, 6):
+        cache = ring(2, 21, heads, dim, [7, 30], dtype)
+        qkv = packed_qkv(2, heads, dim, dtype)
+        assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend)
+        assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend, **EVERYTHING)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [[0], [350], [1500]], ids=str)
+def test_triton_and_cuda_join_shares_of_a_row(backend, poisoned, lengths, dtype):
+    cache = ring(1, 700, 2, 64, lengths, dtype)
+    qkv = packed_qkv(1, 2, 64, dtype)
+    assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend)
+    assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend, window=300, sink=70)
+
+
+@on_gpu
+def test_triton_and_cuda_rotate_at_the_positions_they_are_given(backend):
+    cache, qkv = ring(3, 6, 2, 16, [0, 4, 9]), packed_qkv(3, 2, 16)
+    for dtype in (torch.int64, torch.int32):
+        positions = torch.tensor([70, 0, 500], device=DEVICE, dtype=dtype)
+        options = {"rotary_base": 10000.0, "positions": positions}
+        assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend, **options)
+
+
+@on_gpu
+def test_triton_and_cuda_take_a_cache_of_another_dtype_in_a_part_of_something(backend):
+    memory = normal(2, 3, 9, 4, 32, dtype=torch.float16)
+    q, k, v = normal(3, 3, 1, 16, 2, seed=3).transpose(3, 4)
+    results = []
+    for name in (backend, "eager"):
+        keys, values = memory.clone()[:, :, :, 1:3, 8:24]
+        cache = kernels.RingCache(keys, values, torch.tensor([3, 9, 40], device=DEVICE))
+        out = kernels.attention_step(q, k, v, cache, backend=name)
+        assert out.dtype == torch.float32
+        results.append((out, keys, values))
+    for mine, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=4e-3, rtol=4e-3)
+
+
+@on_gpu
+def test_triton_and_cuda_follow_a_rollout_with_resets(backend):
+    caches = {
+        name: kernels.RingCache.empty(3, 4, 2, 16, device=DEVICE, dtype=torch.float32)
+        for name in (backend, "eager")
+    }
+    for t in range(9):
+        qkv = normal(3, 1, 3, 2, 16, seed=t).unbind(2)
+        outs = []
+        for name, cache in caches.items():
+            if t == 6:
+                cache.reset(torch.tensor([1], device=DEVICE))
+            outs.append(kernels.attention_step(*qkv, cache, backend=name, window=2, rotary_base=10.0))
+            cache.advance()
+        torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+
+
+@on_gpu
+def test_triton_and_cuda_take_no_rows_and_refuse_gradients(backend):
+    cache = kernels.RingCache.empty(0, 4, 2, 16, device=DEVICE)
+    empty = torch.empty(0, 1, 2, 16, device=DEVICE)
+    assert kernels.attention_step(empty, empty, empty, cache, backend=backend).shape == empty.shape
+    x = torch.zeros(1, 1, 2, 16, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match=f"{backend}: it has no gradient, and an input needs one"):
+        kernels.attention_step(x, x, x, ring(1, 4, 2, 16, [0]), backend=backend)
+
+
+@on_gpu
+def test_triton_and_cuda_operators_of_a_step_keep_torchs_contract(backend):
+    q, k, v = normal(3, 2, 3, 16)
+    cache = ring(2, 4, 3, 16, [2, 9])
+    rest = (cache.lengths, cache.lengths, 100.0, 2, 1, 0.5, None, 0.3, backend)
+    torch.library.opcheck(step_gpu.ring_attention, (q, k, v, cache.keys, cache.values, *rest))
+
+
+@on_gpu
+def test_triton_and_cuda_steps_compile_to_one_graph(backend):
+    def step(q, k, v, keys, values, lengths):
+        cache = kernels.RingCache(keys, values, lengths)
+        return kernels.attention_step(q, k, v, cache, window=2, rotary_base=10.0, backend=backend)
+
+    qkv = packed_qkv(2, 3, 16)
+    a, b = (ring(2, 4, 3, 16, [2, 9]) for _ in range(2))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager" if INTERPRETED else "inductor")
+        ours = compiled(*qkv, a.keys, a.values, a.lengths)
+        torch.testing.assert_close(ours, step(*qkv, b.keys, b.values, b.lengths))
+    assert torch.equal(a.keys, b.keys)
+
+
+@pytest.mark.gpu
+def test_steps_replay_in_a_cuda_graph(backend):
+    """The lengths move inside: a graph that was recorded once goes through a whole rollout."""
+    cache, other = (kernels.RingCache.empty(4, 300, 2, 64, device="cuda") for _ in range(2))
+    qkv = [torch.zeros(4, 1, 2, 64, device="cuda") for _ in range(3)]
+    options = {"rotary_base": 10000.0, "backend": backend}
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # compiles and loads the kernels before the recording
+        kernels.attention_step(*qkv, kernels.RingCache.empty(4, 300, 2, 64, device="cuda"), **options)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernels.attention_step(*qkv, cache, **options)
+        cache.advance()
+    for t in range(310):
+        for i, x in enumerate(qkv):
+            x.copy_(normal(4, 1, 2, 64, seed=3 * t + i, device="cuda"))
+        graph.replay()
+        if t % 50 in (0, 9):
+            expected = kernels.attention_step(*qkv, other, rotary_base=10000.0, backend="eager")
+            torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+        other.keys.copy_(cache.keys)
+        other.values.copy_(cache.values)
+        other.advance()
+
+
+@pytest.mark.gpu
+def test_steps_run_on_the_stream_of_the_caller(backend):
+    """Behind something slow on it, whose result they need."""
+    cache, expected = (ring(4, 2000, 4, 64, [1999, 3, 5000, 0]) for _ in range(2))
+    qkv = packed_qkv(4, 4, 64)
+    wanted = kernels.attention_step(*qkv, expected, backend="eager")
+    late = [torch.full_like(x, math.nan) for x in qkv]
+    kernels.attention_step(*qkv, ring(4, 2000, 4, 64, [0] * 4), backend=backend)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        busy = torch.randn(4096, 4096, device="cuda")
+        for _ in range(20):
+            busy = busy @ busy * 1e-2
+        for x, now in zip(late, qkv, strict=True):
+            x.copy_(now)
+        out = kernels.attention_step(*late, cache, backend=backend)
+    stream.synchronize()
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_slots_are_found_beyond_two_to_the_thirty_first_number(backend):
+    """One row with 4.3 GB of keys and as much of values, of which the last two slots count."""
+    if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 12 * 2**30:
+        pytest.skip("needs 12 GB of free GPU memory")
+    slots, heads, dim = (1 << 20) + 1, 16, 128
+    keys = torch.zeros(1, slots, heads, dim, dtype=torch.bfloat16, device="cuda")
+    values = torch.zeros_like(keys)
+    keys[0, -2, :, 0], values[0, -2] = 200.0, 3.0
+    cache = kernels.RingCache(keys, values, torch.tensor([slots - 1], device="cuda"))
+    q, k, v = torch.zeros(3, 1, 1, heads, dim, dtype=torch.bfloat16, device="cuda")
+    q[..., 0], k[...], v[...] = 20.0, -1.0, 7.0
+    out = kernels.attention_step(q, k, v, cache, scale=1.0, backend=backend)
+    assert (out == 3.0).all()
+    assert (keys[0, -1] == -1.0).all()
+    assert (values[0, -1] == 7.0).all()
+
+
+@pytest.mark.gpu
+def test_steps_run_on_the_device_of_their_tensors(backend):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    cache = kernels.RingCache.empty(2, 5, 2, 16, device="cuda:1")
+    other = kernels.RingCache.empty(2, 5, 2, 16, device="cuda:1")
+    qkv = [normal(2, 1, 2, 16, seed=seed, device="cuda:1") for seed in range(3)]
+    out = kernels.attention_step(*qkv, cache, backend=backend)
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, kernels.attention_step(*qkv, other, backend="eager"))
