@@ -1,8 +1,9 @@
 """Which implementation of an operation runs, and why another one cannot.
 
 An operation is a public function with several implementations ("backends"). `backend=None` or "auto" takes
-the first one that supports the call; a backend that is asked for by name runs or raises with the reasons why
-not: nothing falls back silently from an explicit request.
+the fastest one that supports the call, where speed was measured (`measured`) on such a device for calls of such
+a size (`shape_classes`), and otherwise the first; a backend that is asked for by name runs or raises with the
+reasons why not: nothing falls back silently from an explicit request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
+
+import torch
+
+from amago.kernels import measured, shape_classes
 
 
 class Backend(str, Enum):
@@ -72,23 +77,28 @@ class Implementation:
 # What `use_backend` asks for: a plain global, which torch.compile can read and watch for changes.
 _preferred: Backend | None = None
 _operations: dict[str, list[Implementation]] = {}
+# Orders that were found before, as positions in `_operations`, by operation, device and class of sizes.
+_orders: dict[tuple[str, torch.device, str], tuple[int, ...]] = {}
+# Where nobody has measured them, our own kernels for GPUs come after what torch has.
+_LAST_UNLESS_MEASURED = (Backend.TRITON, Backend.CUDA)
 
 
 def register(operation: str, implementations: Sequence[Implementation]) -> None:
-    """Enters the implementations of an operation in the order in which "auto" tries them."""
+    """Enters the implementations of an operation, in the order in which "auto" tries them on a CPU by default."""
     _operations[operation] = list(implementations)
+    _orders.clear()
 
 
 def operations() -> dict[str, list[Implementation]]:
-    """The implementations of every operation, in the order in which "auto" tries them."""
+    """The implementations of every operation, in the order in which they were entered."""
     return {name: list(impls) for name, impls in _operations.items()}
 
 
 def available_backends() -> dict[str, list[str]]:
-    """The backends of every operation that can run on this machine, in the order in which "auto" tries them.
+    """The backends of every operation that can run on this machine.
 
     Native code counts when it is built, or when all is here that building it takes. Why the others cannot
-    run says `python -m amago.kernels.doctor`.
+    run, and in which order "auto" tries them, says `python -m amago.kernels.doctor`.
     """
     return {
         name: [impl.backend.value for impl in impls if not impl.missing()]
@@ -135,6 +145,50 @@ def _failures(needs: Requirement) -> list[str]:
 setattr(_failures, "_dynamo_marked_constant", True)  # noqa: B010
 
 
+def default_order(operation: str, device: torch.device) -> list[Implementation]:
+    """The order in which "auto" tries backends whose speed on such a device nobody has measured."""
+    if device.type == "cpu":
+        return list(_operations[operation])
+    return sorted(_operations[operation], key=lambda impl: impl.backend in _LAST_UNLESS_MEASURED)
+
+
+def order(
+    operation: str, device: torch.device, shape: str
+) -> tuple[list[Implementation], measured.Row | None]:
+    """The order in which "auto" tries backends, and the measurements that it comes from; None by default.
+
+    Args:
+        shape: one of `shape_classes.NAMES[operation]`.
+    """
+    default = default_order(operation, device)
+    row = measured.known().get((shape_classes.device_class(device), operation, shape))
+    if row is None:
+        return default, None
+    # Those that were not measured keep their order, behind the others.
+    ranks = {name: rank for rank, name in enumerate(row.microseconds)}
+    return sorted(default, key=lambda impl: ranks.get(impl.backend.value, len(ranks))), row
+
+
+def _positions(operation: str, device: torch.device, shape: str) -> tuple[int, ...]:
+    """`order` as positions in the operation's list; torch.compile takes the answer as it is."""
+    key = (operation, device, shape)
+    found = _orders.get(key)
+    if found is None:
+        implementations = _operations[operation]
+        found = tuple(implementations.index(impl) for impl in order(operation, device, shape)[0])
+        _orders[key] = found
+    return found
+
+
+setattr(_positions, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def forget_orders() -> None:
+    """Reads the tables of measured speed again at the next call."""
+    measured.known.cache_clear()
+    _orders.clear()
+
+
 def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: Any) -> Implementation:
     """The implementation that runs `operation` on these arguments.
 
@@ -143,8 +197,14 @@ def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: 
         Unsupported: (a RuntimeError) if it cannot run the call; the message gives its reasons.
     """
     wanted = requested(backend)
+    implementations = _operations[operation]
+    positions: Sequence[int] = range(len(implementations))
+    if wanted is None:
+        shape = shape_classes.FUNCTIONS[operation](*args, **kwargs)
+        positions = _positions(operation, args[0].device, shape)
     refusals = []
-    for impl in _operations[operation]:
+    for position in positions:
+        impl = implementations[position]
         if wanted is not None and impl.backend is not wanted:
             continue
         reasons = impl.unsupported(*args, **kwargs)

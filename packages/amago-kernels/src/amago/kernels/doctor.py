@@ -1,6 +1,9 @@
 """`python -m amago.kernels.doctor`: which backends run on this machine, and why the others do not.
 
-It builds nothing, unless asked to with --build: native code that is not built yet is said to be so.
+Below each operation stands in which order "auto" tries the backends that run here, for every class of sizes
+(`amago.kernels.shape_classes`), and from which measurements: it takes the first that can run the call.
+
+Nothing is built, unless asked for with --build: native code that is not built yet is said to be so.
 """
 
 from __future__ import annotations
@@ -8,13 +11,15 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from amago.kernels.backends import Implementation, operations
+from amago.kernels import measured, shape_classes
+from amago.kernels.backends import Backend, Implementation, operations, order
 from amago.kernels.compile import BuildError, Extension, cache_folder, find_compiler, may_build
 from amago.kernels.native import EXTENSIONS
+from amago.kernels.triton_runtime import INTERPRETED
 
 
 def machine() -> list[tuple[str, str]]:
@@ -28,6 +33,10 @@ def machine() -> list[tuple[str, str]]:
         ("GPU", ", ".join(gpus) or "none"),
         ("compiler", "none" if compiler is None else f"{' '.join(compiler.command)}: {compiler.version}"),
         ("cache", str(cache_folder())),
+        (
+            "speed",
+            f"{measured.user_table()}{'' if measured.user_table().exists() else ' (not measured yet)'}",
+        ),
         ("building", "when first needed" if may_build() else "never (AMAGO_KERNELS_BUILD)"),
     ]
 
@@ -45,6 +54,45 @@ def verdict(implementation: Implementation) -> str:
     """Whether a backend runs here, or why it does not."""
     reasons = implementation.missing()
     return "no: " + "; ".join(reasons) if reasons else "runs"
+
+
+_OF_CPUS = (Backend.CPP, Backend.ONEDNN)
+_OF_GPUS = (Backend.FLEX, Backend.TRITON, Backend.CUDA, Backend.MAMBA_SSM)
+NEVER_MEASURED = "never measured on this device: python -m amago.kernels.tune"
+
+
+def devices() -> list[torch.device]:
+    """The CPU, and one of each kind of GPU that is here."""
+    gpus = {torch.cuda.get_device_name(i): torch.device("cuda", i) for i in range(torch.cuda.device_count())}
+    return [torch.device("cpu"), *gpus.values()]
+
+
+def orders(operation: str, device: torch.device) -> Iterator[tuple[str, list[str], str]]:
+    """For every class of sizes: its name, the backends in the order in which "auto" tries them, and why so."""
+    elsewhere = _OF_GPUS if device.type == "cpu" and not INTERPRETED else _OF_CPUS
+    for shape in shape_classes.NAMES[operation]:
+        implementations, row = order(operation, device, shape)
+        names = [x.backend.value for x in implementations if x.backend not in elsewhere and not x.missing()]
+        yield shape, names, NEVER_MEASURED if row is None else source(row)
+
+
+def source(row: measured.Row) -> str:
+    """Whose measurements a row holds, and how old they are."""
+    whose = "the package's table" if row.source == measured.PACKAGE_TABLE else str(row.source)
+    notes = row.notes
+    return f"{whose}, {notes.get('date')}, torch {notes.get('torch')}, {notes.get('threads')} threads"
+
+
+def print_orders(operation: str) -> None:
+    """A line for the classes of sizes of an operation that have an order and its reason in common."""
+    for device in devices():
+        groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
+        for shape, names, why in orders(operation, device):
+            groups.setdefault((tuple(names), why), []).append(shape)
+        print(f"  auto on {shape_classes.device_class(device)}")
+        for (tried, why), shapes in groups.items():
+            which = "every size" if len(groups) == 1 else ", ".join(shapes)
+            print(f"    {' > '.join(tried)}  [{which}]  ({why})")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{operation}")
         for implementation in implementations:
             print(f"  {implementation.backend.value:10} {verdict(implementation)}")
+        print_orders(operation)
     return status
 
 

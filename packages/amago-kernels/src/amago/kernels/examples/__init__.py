@@ -1,7 +1,7 @@
 """Calls of every operation on random numbers: what `amago.kernels.testing` compares and `tune` times.
 
-`base` holds the `Example`, `makers` makes one of each operation at sizes of the caller's choice, and `samples` holds
-the calls by which backends are judged.
+`base` holds the `Example`, `makers` makes one of each operation at sizes of the caller's choice, and `samples`
+holds the calls by which backends are judged.
 """
 
 from amago.kernels.examples.base import Draws, Example, repeated, strided
