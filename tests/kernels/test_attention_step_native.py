@@ -62,19 +62,42 @@ def test_every_step_equals_the_formula(shape, options):
             torch.testing.assert_close(out.double(), truth, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dim", [16, 64, 128])
-def test_head_dimensions_with_loops_of_their_own_and_many_heads(dim):
-    for out, truth in play((5, 40, 7, dim), 50, {"window": 30, "sink": 1}):
+@pytest.mark.parametrize("dim", [1, 8, 16, 24, 33, 64, 80, 128])
+@pytest.mark.parametrize("options", [{}, {"window": 30, "sink": 3, "sink_bias": 0.5}], ids=str)
+def test_whole_vectors_of_slots_and_of_a_head_and_what_is_left_of_both(dim, options):
+    for out, truth in play((3, 43, 2, dim), 60, options):
         torch.testing.assert_close(out.double(), truth, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [5, 37])
+@pytest.mark.parametrize("dim", [16, 20])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)]
 )
-def test_other_dtypes(dtype, tolerance):
-    for out, truth in play((2, 5, 3, 16), 12, {"window": 3, "sink": 1}, dtype):
+def test_other_dtypes(dtype, tolerance, dim, size):
+    for out, truth in play((2, size, 3, dim), 2 * size + 2, {"window": 30, "sink": 1}, dtype):
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), truth, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_cache_of_another_dtype_holds_what_it_is_given_rounded_once(dtype, cache_dtype):
+    q, k, v = torch.randn(3, 2, 1, 3, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ours, other = (kernels.RingCache.empty(2, 4, 3, 16, dtype=cache_dtype) for _ in range(2))
+    out = kernels.attention_step(q, k, v, ours, backend="cpp")
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, v.to(cache_dtype).to(dtype))  # of a first step, all that is seen
+    assert torch.equal(ours.values[:, :1], v.to(cache_dtype))
+    assert torch.equal(ours.keys[:, :1], k.to(cache_dtype))
+    kernels.attention_step(q, k, v, other, rotary_base=10.0, positions=torch.tensor([1, 2]), backend="cpp")
+    wide = kernels.RingCache.empty(2, 4, 3, 16, dtype=torch.float64)
+    doubles = (x.double() for x in (q, k, v))
+    kernels.attention_step(*doubles, wide, rotary_base=10.0, positions=torch.tensor([1, 2]), backend="eager")
+    half_a_digit = (
+        torch.finfo(cache_dtype).eps / 2 + 1e-6
+    )  # of a number that the cache holds; angles in float32
+    torch.testing.assert_close(other.keys.double(), wide.keys, rtol=half_a_digit, atol=2e-6)
 
 
 @pytest.mark.parametrize("dim", [2, 6, 16, 32, 64, 128])

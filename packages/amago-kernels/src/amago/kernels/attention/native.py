@@ -23,6 +23,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, **_: object) 
     if cache.keys.dtype not in DTYPES or cache.values.dtype != cache.keys.dtype:
         names = ", ".join(DTYPES.values())
         reasons.append(f"the cache is {cache.keys.dtype} and {cache.values.dtype}, not one of {names}")
+    if q.dtype not in DTYPES:
+        reasons.append(f"q is {q.dtype}, not one of {', '.join(DTYPES.values())}")
     if needs_gradient(q, k, v, cache.keys, cache.values):
         reasons.append("it has no gradient, and an input needs one")
     if cache.keys.stride(-1) != 1 or cache.values.stride(-1) != 1:
@@ -45,21 +47,19 @@ def _attention_step(
     logit_clip: float,
     scale: float,
 ) -> Tensor:
-    """Writes k and v (B, H, D) into the cache and attends: (B, H, D).
+    """Writes k and v (B, 1, H, D) into the cache and attends: (B, 1, H, D).
 
     Without positions q and k stay as they are; a negative window is none.
     """
-    rows, size, heads, dim = keys.shape
-    out = torch.empty((rows, heads, dim), dtype=keys.dtype)
     lengths = lengths.contiguous()
     if positions is not None:
         positions = positions.to(torch.int64).contiguous()
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype)
     ATTENTION_STEP.load().attention_step(
+        DTYPES[q.dtype],
         DTYPES[keys.dtype],
-        rows,
-        size,
-        heads,
-        dim,
+        *keys.shape,
         *(operand(x) for x in (q, k, v, keys, values)),
         lengths.data_ptr(),
         0 if positions is None else positions.data_ptr(),
@@ -81,14 +81,8 @@ ring_attention = torch.library.custom_op(
 
 
 @ring_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *_: Tensor | float | None) -> Tensor:
-    return keys.new_empty((keys.shape[0], *keys.shape[2:]))
-
-
-def _heads(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, H, D) as (B, H, D) in the dtype of the cache, the numbers of a head side by side."""
-    x = x.select(1, 0).to(dtype)
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _(q: Tensor, *_: Tensor | float | None) -> Tensor:
+    return q.new_empty(q.shape)
 
 
 def attention_step(
@@ -106,13 +100,12 @@ def attention_step(
     positions: Tensor | None,
 ) -> Tensor:
     """See `amago.kernels.attention_step`."""
-    dtype = cache.keys.dtype
     # Past torch's dispatcher, which costs as much as a small step, unless a compiler looks.
     run = ring_attention if torch.compiler.is_compiling() else _attention_step
-    out = run(
-        _heads(q, dtype),
-        _heads(k, dtype),
-        _heads(v, dtype),
+    return run(
+        q,
+        k,
+        v,
         cache.keys,
         cache.values,
         cache.lengths,
@@ -124,4 +117,3 @@ def attention_step(
         math.inf if logit_clip is None else logit_clip,
         scale,
     )
-    return out.unsqueeze(1).to(q.dtype)

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace amago {
 
@@ -62,6 +64,21 @@ template <>
 struct Accumulate<double> {
     using type = double;
 };
+
+// Calls work with a number of the dtype of that name.
+template <class Work>
+void dispatch(const std::string& dtype, const Work& work) {
+    if (dtype == "float32")
+        work(float{});
+    else if (dtype == "float64")
+        work(double{});
+    else if (dtype == "bfloat16")
+        work(bfloat16{});
+    else if (dtype == "float16")
+        work(float16{});
+    else
+        throw std::invalid_argument("there is no kernel for numbers of dtype " + dtype);
+}
 
 // exp(x) for x <= 88 with a relative error below 2e-7; 0 below -87, NaN for NaN. Cephes' polynomial: x is split
 // into k log 2 + r, exp(r) is a polynomial, and k goes into the exponent's bits.

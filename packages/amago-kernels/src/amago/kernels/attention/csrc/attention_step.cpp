@@ -1,22 +1,26 @@
 // One query per row against the keys and values that a ring remembers, on the CPU: a rollout's attention.
 //
-// The cache is read where it lies, once: scores of all slots that a row sees, softmax, weighted sum of values.
-// Rows and heads are shared out among threads; each writes its own part of the new step into the cache.
+// The cache is read where it lies, once, and only where a row has steps that it sees: scores of all these slots,
+// softmax, weighted sum of values. Threads share out the slots that there are to read, whole heads each; every
+// thread writes its own part of the new step into the cache. Memory sets the pace, so the next slots are asked for
+// while these are computed.
 //
 // Shapes: B rows, W slots, H heads, D head dimension.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <limits>
-#include <stdexcept>
 #include <string>
 
 #include "numbers.h"
 #include "rows.h"
+#include "vectors.h"
 
 namespace {
 
+using amago::kLanes;
 using amago::Operand;
+using amago::Vector;
 
 struct Options {
     const int64_t* positions;  // null where nothing is rotated
@@ -26,142 +30,300 @@ struct Options {
     double sink_bias, logit_clip, scale;
 };
 
-struct Slot {
-    int64_t at;
-    bool sink;
+struct Sizes {
+    int64_t rows, slots, heads, dim;
 };
 
-template <class T>
-T* address(const Operand& operand, int64_t b, int64_t h, int64_t slot = 0) {
-    const auto& strides = operand.second;  // (B, H, D), or (B, W, H, D) for the cache
-    const bool cached = strides.size() == 4;
-    return reinterpret_cast<T*>(operand.first) + b * strides[0] + h * strides[cached ? 2 : 1] +
-           (cached ? slot * strides[1] : 0);
-}
+// Neighbouring slots of a row that it sees.
+struct Piece {
+    int64_t begin, end;
+    bool sink;
+
+    int64_t count() const { return end - begin; }
+};
 
 // The slots that a row sees which has taken `length` steps before this one, with this one.
-void visible(std::vector<Slot>& slots, int64_t length, int64_t size, const Options& options) {
-    const int64_t now = std::min(length, size - 1);  // place of this step in what is remembered
-    const int64_t current = length % size;
-    slots.clear();
-    for (int64_t s = 0; s < std::min(length + 1, size); ++s) {
-        const int64_t age = s <= current ? current - s : current - s + size;
-        const bool sink = now - age < options.sink;
-        if (options.window < 0 || age <= options.window || sink) slots.push_back({s, sink});
+class Visible {
+public:
+    Visible(int64_t length, int64_t slots, const Options& options) : slots_(slots), current_(length % slots) {
+        const int64_t now = std::min(length, slots - 1);  // place of this step in what is remembered
+        const int64_t sinks = std::min(options.sink, now + 1);
+        const int64_t recent = options.window < 0 ? now : std::min(options.window, now);
+        add(0, std::min(recent, now - sinks), false);
+        add(now - sinks + 1, now, true);
     }
+
+    int64_t count() const { return count_; }
+    const Piece* begin() const { return pieces_; }
+    const Piece* end() const { return pieces_ + size_; }
+
+private:
+    // Steps by their age, from the youngest to the oldest.
+    void add(int64_t youngest, int64_t oldest, bool sink) {
+        const int64_t count = oldest - youngest + 1;
+        if (count <= 0) return;
+        const int64_t begin = count == slots_ ? 0 : (current_ - oldest + slots_) % slots_;
+        const int64_t end = std::min(begin + count, slots_);
+        pieces_[size_++] = {begin, end, sink};
+        if (end - begin < count) pieces_[size_++] = {0, begin + count - slots_, sink};
+        count_ += count;
+    }
+
+    Piece pieces_[4];
+    int64_t size_ = 0, count_ = 0, slots_, current_;
+};
+
+// One head of the cache: its numbers in a slot.
+template <class T>
+struct Head {
+    T* start;
+    int64_t stride;
+
+    Head(const Operand& cache, int64_t b, int64_t h)
+        : start(reinterpret_cast<T*>(cache.first) + b * cache.second[0] + h * cache.second[2]),
+          stride(cache.second[1]) {}
+    T* operator[](int64_t slot) const { return start + slot * stride; }
+};
+
+// Asks for a head's numbers in a slot that will soon be read; it may lie beyond the cache, for nothing is read.
+template <class T>
+void expect(const Head<T>& head, int64_t slot, int64_t dim) {
+    constexpr int64_t kLine = 64;
+    const auto address = reinterpret_cast<uintptr_t>(head.start) + slot * head.stride * sizeof(T);
+    for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(T)); byte += kLine)
+        __builtin_prefetch(reinterpret_cast<const void*>(address + byte));
 }
 
-// The numbers of one head, as they are computed with. DIM is the head dimension where it is known in advance.
-template <int DIM, class T, class A>
+template <class T, class A>
 A dot(const A* query, const T* key, int64_t dim) {
-    const int64_t n = DIM ? DIM : dim;
     A sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < n; ++j) sum += query[j] * amago::load(key[j]);
+    for (int64_t j = 0; j < dim; ++j) sum += query[j] * amago::load(key[j]);
     return sum;
 }
 
-// The cosines, then the sines of the angles by which the pairs of a head are rotated at a position. Angles are
-// products in A, as they are where a whole sequence is rotated.
+// A head's products of its query with the keys in slots from `slot` on, as many as a vector has lanes. DIM is the head
+// dimension where it is known in advance; what is left of it beyond whole vectors is added number by number.
+template <int DIM, class T, class A>
+void score_block(const A* query, const Head<T>& keys, int64_t slot, int64_t dim, A* scores) {
+    constexpr int n = kLanes<A>;
+    const int64_t whole = (DIM ? DIM : dim) / n * n;
+    Vector<A> products[n];
+    for (int s = 0; s < n; ++s) {
+        const T* key = keys[slot + s];
+        products[s] = Vector<A>{};
+        for (int64_t j = 0; j < whole; j += n)
+            products[s] += amago::load_vector<A>(key + j) * amago::load_vector<A>(query + j);
+        expect(keys, slot + n + s, DIM ? DIM : dim);
+    }
+    amago::store_vector(scores, amago::sums_over_lanes<A>(products));
+    if (DIM == 0 && whole < dim)
+        for (int s = 0; s < n; ++s) scores[s] += dot(query + whole, keys[slot + s] + whole, dim - whole);
+}
+
+// sums += weights * values in COUNT slots from `slot` on.
+template <int DIM, int COUNT, class T, class A>
+void mix_block(const A* weights, const Head<T>& values, int64_t slot, int64_t dim, A* sums) {
+    constexpr int n = kLanes<A>;
+    const int64_t whole = (DIM ? DIM : dim) / n * n;
+    for (int64_t j = 0; j < whole; j += n) {
+        Vector<A> sum = amago::load_vector<A>(sums + j);
+        for (int s = 0; s < COUNT; ++s) sum += weights[s] * amago::load_vector<A>(values[slot + s] + j);
+        amago::store_vector(sums + j, sum);
+    }
+    for (int64_t j = whole; j < (DIM ? DIM : dim); ++j)
+        for (int s = 0; s < COUNT; ++s) sums[j] += weights[s] * amago::load(values[slot + s][j]);
+    for (int s = 0; s < COUNT; ++s) expect(values, slot + COUNT + s, DIM ? DIM : dim);
+}
+
+// Scores of one head, with the bias of sinks and clipped, become its weights, to be divided by the sum returned.
 template <class A>
-void angles(A* turn, int64_t dim, int64_t position, double base) {
-    for (int64_t i = 0; i < dim / 2; ++i) {
-        const A frequency = std::pow(static_cast<A>(base), -static_cast<A>(2 * i) / static_cast<A>(dim));
-        const A angle = static_cast<A>(position) * frequency;
-        turn[i] = std::cos(angle);
-        turn[i + dim / 2] = std::sin(angle);
-    }
-}
-
-// One head of a query or a key, rotated where there are angles.
-template <class T, class A>
-void rotate(const T* from, const A* turn, A* to, int64_t dim) {
-    const int64_t half = dim / 2;
-    if (!turn)
-        for (int64_t j = 0; j < dim; ++j) to[j] = amago::load(from[j]);
-    else
-        for (int64_t i = 0; i < half; ++i) {
-            const A a = amago::load(from[i]), b = amago::load(from[i + half]), cos = turn[i], sin = turn[i + half];
-            to[i] = a * cos - b * sin;
-            to[i + half] = a * sin + b * cos;
-        }
-}
-
-template <int DIM, class T>
-void heads(int64_t begin, int64_t end, int64_t n_heads, int64_t size, int64_t dim, const Operand& q,
-           const Operand& k, const Operand& v, const Operand& keys, const Operand& values,
-           const int64_t* lengths, T* out, const Options& options) {
-    using A = typename amago::Accumulate<T>::type;
-    const int64_t n = DIM ? DIM : dim;
+A exponentials(A* scores, const Visible& seen, const Options& options) {
     const A clip = static_cast<A>(options.logit_clip), bias = static_cast<A>(options.sink_bias);
-    std::vector<Slot> slots;
-    std::vector<A> scores(n_heads * size), query(n_heads * n), mixed(n_heads * n), rotated(n), turns(n);
-    const A* turn = options.positions ? turns.data() : nullptr;
-    for (int64_t item = begin; item < end;) {
-        const int64_t b = item / n_heads, first = item % n_heads;
-        const int64_t last = std::min(n_heads, first + end - item);
-        item += last - first;
-        visible(slots, lengths[b], size, options);
-        const int64_t current = lengths[b] % size, seen = static_cast<int64_t>(slots.size());
-
-        if (turn) angles(turns.data(), n, options.positions[b], options.rotary_base);
-        for (int64_t h = first; h < last; ++h) {
-            rotate(address<const T>(k, b, h), turn, rotated.data(), n);
-            T* key = address<T>(keys, b, h, current);
-            for (int64_t j = 0; j < n; ++j) amago::store(key[j], rotated[j]);
-            std::copy_n(address<const T>(v, b, h), n, address<T>(values, b, h, current));
-            rotate(address<const T>(q, b, h), turn, query.data() + h * n, n);
-            for (int64_t j = 0; j < n; ++j) query[h * n + j] *= static_cast<A>(options.scale);
-        }
-        for (int64_t i = 0; i < seen; ++i)
-            for (int64_t h = first; h < last; ++h) {
-                const T* key = address<const T>(keys, b, h, slots[i].at);
-                A score = dot<DIM>(query.data() + h * n, key, n);
-                if (slots[i].sink) score += bias;
-                score = score > clip ? clip : (score < -clip ? -clip : score);
-                scores[h * size + i] = score;
-            }
-        for (int64_t h = first; h < last; ++h) {
-            A* weight = scores.data() + h * size;
-            A max = -std::numeric_limits<A>::infinity(), sum = 0;
-#pragma omp simd reduction(max : max)
-            for (int64_t i = 0; i < seen; ++i) max = weight[i] > max ? weight[i] : max;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < seen; ++i) sum += weight[i] = amago::vexp(weight[i] - max);
-            for (int64_t i = 0; i < seen; ++i) weight[i] /= sum;
-        }
-        // Slot by slot, in the order in which they lie in memory; the sums of all heads fit the first cache.
-        std::fill(mixed.begin(), mixed.end(), A{0});
-        for (int64_t i = 0; i < seen; ++i)
-            for (int64_t h = first; h < last; ++h) {
-                const T* value = address<const T>(values, b, h, slots[i].at);
-                const A weight = scores[h * size + i];
-                A* sums = mixed.data() + h * n;
-#pragma omp simd
-                for (int64_t j = 0; j < n; ++j) sums[j] += weight * amago::load(value[j]);
-            }
-        T* place = out + b * n_heads * n;
-        for (int64_t j = first * n; j < last * n; ++j) amago::store(place[j], mixed[j]);
+    A* of_piece = scores;
+    for (const Piece& piece : seen) {
+        if (piece.sink && bias != 0)
+            for (int64_t i = 0; i < piece.count(); ++i) of_piece[i] += bias;
+        of_piece += piece.count();
     }
+    const int64_t count = seen.count();
+    if (clip < std::numeric_limits<A>::infinity())
+        for (int64_t i = 0; i < count; ++i)
+            scores[i] = scores[i] > clip ? clip : (scores[i] < -clip ? -clip : scores[i]);
+    A max = -std::numeric_limits<A>::infinity(), sum = 0;
+#pragma omp simd reduction(max : max)
+    for (int64_t i = 0; i < count; ++i) max = scores[i] > max ? scores[i] : max;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += scores[i] = amago::vexp(scores[i] - max);
+    return sum;
+}
+
+// The angles by which the pairs of a head are rotated: D/2 cosines, then as many sines. They are products in A, as
+// they are where a whole sequence is rotated.
+template <class A>
+class Angles {
+public:
+    Angles(int64_t dim, double base) : frequencies_(dim / 2), turns_(dim) {
+        for (int64_t i = 0; i < dim / 2; ++i)
+            frequencies_[i] = std::pow(static_cast<A>(base), -static_cast<A>(2 * i) / static_cast<A>(dim));
+    }
+
+    void move_to(int64_t position) {
+        if (position == position_) return;  // rows often step together
+        position_ = position;
+        const int64_t half = frequencies_.size();
+        for (int64_t i = 0; i < half; ++i) {
+            const A angle = static_cast<A>(position) * frequencies_[i];
+            turns_[i] = std::cos(angle);
+            turns_[half + i] = std::sin(angle);
+        }
+    }
+
+    void rotate(A* head) const {
+        const int64_t half = frequencies_.size();
+        for (int64_t i = 0; i < half; ++i) {
+            const A a = head[i], b = head[i + half], cos = turns_[i], sin = turns_[i + half];
+            head[i] = a * cos - b * sin;
+            head[i + half] = a * sin + b * cos;
+        }
+    }
+
+private:
+    std::vector<A> frequencies_, turns_;
+    int64_t position_ = std::numeric_limits<int64_t>::min();
+};
+
+// The numbers of a head of this step, read and written in the dtype of the caller's tensors (B, 1, H, D).
+template <class Q, class A>
+void read_head(const Operand& x, int64_t b, int64_t h, int64_t dim, A* head) {
+    const auto* from = reinterpret_cast<const Q*>(x.first) + b * x.second[0] + h * x.second[2];
+    for (int64_t j = 0; j < dim; ++j) head[j] = static_cast<A>(amago::load(from[j]));
+}
+template <class Q, class A>
+void write_head(uintptr_t out, int64_t place, int64_t dim, const A* head, A factor) {
+    auto* to = reinterpret_cast<Q*>(out) + place * dim;
+    for (int64_t j = 0; j < dim; ++j)
+        amago::store(to[j], static_cast<typename amago::Accumulate<Q>::type>(head[j] * factor));
+}
+
+// What one step is computed from and to; the reading and writing of its numbers depends on their dtype.
+template <class A>
+struct Step {
+    const Operand &q, &k, &v, &keys, &values;
+    const int64_t* lengths;
+    uintptr_t out;
+    void (*read)(const Operand&, int64_t, int64_t, int64_t, A*);
+    void (*write)(uintptr_t, int64_t, int64_t, const A*, A);
+};
+
+// What a thread computes with.
+template <class A>
+struct Scratch {
+    std::vector<A> scores, sums, query, mixed, head;
+    Angles<A> angles;
+
+    Scratch(const Sizes& sizes, const Options& options)
+        : scores(sizes.heads * sizes.slots), sums(sizes.heads), query(sizes.heads * sizes.dim),
+          mixed(sizes.heads * sizes.dim), head(sizes.dim), angles(options.positions ? sizes.dim : 0, options.rotary_base) {}
+};
+
+// Writes a row's heads of this step into the cache, and reads their queries.
+template <class T, class A>
+void enter(const Step<A>& step, int64_t b, int64_t first, int64_t last, const Sizes& sizes, const Options& options,
+           Scratch<A>& scratch) {
+    const int64_t dim = sizes.dim, current = step.lengths[b] % sizes.slots;
+    A* head = scratch.head.data();
+    if (options.positions) scratch.angles.move_to(options.positions[b]);
+    for (int64_t h = first; h < last; ++h) {
+        step.read(step.k, b, h, dim, head);
+        if (options.positions) scratch.angles.rotate(head);
+        T* key = Head<T>(step.keys, b, h)[current];
+        for (int64_t j = 0; j < dim; ++j) amago::store(key[j], head[j]);
+        step.read(step.v, b, h, dim, head);
+        T* value = Head<T>(step.values, b, h)[current];
+        for (int64_t j = 0; j < dim; ++j) amago::store(value[j], head[j]);
+        A* query = scratch.query.data() + h * dim;
+        step.read(step.q, b, h, dim, query);
+        if (options.positions) scratch.angles.rotate(query);
+        for (int64_t j = 0; j < dim; ++j) query[j] *= static_cast<A>(options.scale);
+    }
+}
+
+// Attention of a row's heads from `first` to `last`. Slots in the order in which they lie in memory, all heads of
+// a block of them before the next block.
+template <int DIM, class T, class A>
+void attend(const Step<A>& step, int64_t b, int64_t first, int64_t last, const Sizes& sizes, const Options& options,
+            Scratch<A>& scratch) {
+    constexpr int kBlock = kLanes<A>, kMixed = 8;
+    const int64_t dim = sizes.dim;
+    const Visible seen(step.lengths[b], sizes.slots, options);
+    enter<T>(step, b, first, last, sizes, options, scratch);
+    A *scores = scratch.scores.data(), *mixed = scratch.mixed.data();
+    const A* query = scratch.query.data();
+
+    int64_t at = 0;
+    for (const Piece& piece : seen) {
+        int64_t slot = piece.begin;
+        for (; slot + kBlock <= piece.end; slot += kBlock, at += kBlock)
+            for (int64_t h = first; h < last; ++h)
+                score_block<DIM>(query + h * dim, Head<const T>(step.keys, b, h), slot, dim,
+                                 scores + h * sizes.slots + at);
+        for (; slot < piece.end; ++slot, ++at)
+            for (int64_t h = first; h < last; ++h)
+                scores[h * sizes.slots + at] = dot(query + h * dim, Head<const T>(step.keys, b, h)[slot], dim);
+    }
+    for (int64_t h = first; h < last; ++h)
+        scratch.sums[h] = exponentials(scores + h * sizes.slots, seen, options);
+    std::fill(mixed + first * dim, mixed + last * dim, A{0});
+    at = 0;
+    for (const Piece& piece : seen) {
+        int64_t slot = piece.begin;
+        for (; slot + kMixed <= piece.end; slot += kMixed, at += kMixed)
+            for (int64_t h = first; h < last; ++h)
+                mix_block<DIM, kMixed>(scores + h * sizes.slots + at, Head<const T>(step.values, b, h), slot, dim,
+                                       mixed + h * dim);
+        for (; slot < piece.end; ++slot, ++at)
+            for (int64_t h = first; h < last; ++h)
+                mix_block<DIM, 1>(scores + h * sizes.slots + at, Head<const T>(step.values, b, h), slot, dim,
+                                  mixed + h * dim);
+    }
+    for (int64_t h = first; h < last; ++h)
+        step.write(step.out, b * sizes.heads + h, dim, mixed + h * dim, A{1} / scratch.sums[h]);
+}
+
+// Shares out the slots that there are to read; a thread takes the heads whose share begins in its own.
+template <int DIM, class T, class A>
+void run(const Step<A>& step, const Sizes& sizes, const Options& options, int threads) {
+    std::vector<int64_t> before(sizes.rows + 1);  // slots of the rows before each
+    for (int64_t b = 0; b < sizes.rows; ++b)
+        before[b + 1] = before[b] + Visible(step.lengths[b], sizes.slots, options).count();
+    amago::parallel_rows(before.back(), 2 * sizes.heads * sizes.dim, threads, [&](int64_t begin, int64_t end) {
+        Scratch<A> scratch(sizes, options);
+        const auto head_at = [&](int64_t b, int64_t slot) {
+            const int64_t count = before[b + 1] - before[b], inside = std::min(slot - before[b], count);
+            return inside <= 0 ? 0 : (inside * sizes.heads + count - 1) / count;
+        };
+        int64_t b = std::upper_bound(before.begin(), before.end(), begin) - before.begin() - 1;
+        for (; b < sizes.rows && before[b] < end; ++b)
+            attend<DIM, T>(step, b, head_at(b, begin), head_at(b, end), sizes, options, scratch);
+    });
 }
 
 template <class T>
-void attention_step(int64_t rows, int64_t size, int64_t n_heads, int64_t dim, const Operand& q, const Operand& k,
-                    const Operand& v, const Operand& keys, const Operand& values, uintptr_t lengths, uintptr_t out,
+void attention_step(const std::string& dtype, Step<typename amago::Accumulate<T>::type> step, const Sizes& sizes,
                     const Options& options, int threads) {
-    const auto* steps = reinterpret_cast<const int64_t*>(lengths);
-    amago::parallel_rows(rows * n_heads, 2 * size * dim, threads, [&](int64_t begin, int64_t end) {
-        const auto run = [&](auto known) {
-            heads<decltype(known)::value, T>(begin, end, n_heads, size, dim, q, k, v, keys, values, steps,
-                                             reinterpret_cast<T*>(out), options);
-        };
-        switch (dim) {
-            case 16: return run(std::integral_constant<int, 16>{});
-            case 32: return run(std::integral_constant<int, 32>{});
-            case 64: return run(std::integral_constant<int, 64>{});
-            default: return run(std::integral_constant<int, 0>{});
-        }
+    using A = typename amago::Accumulate<T>::type;
+    amago::dispatch(dtype, [&](auto number) {
+        step.read = &read_head<decltype(number), A>;
+        step.write = &write_head<decltype(number), A>;
     });
+    switch (sizes.dim) {
+        case 16: return run<16, T>(step, sizes, options, threads);
+        case 32: return run<32, T>(step, sizes, options, threads);
+        case 64: return run<64, T>(step, sizes, options, threads);
+        case 128: return run<128, T>(step, sizes, options, threads);
+        default: return run<0, T>(step, sizes, options, threads);
+    }
 }
 
 }  // namespace
@@ -171,26 +333,17 @@ namespace py = pybind11;
 PYBIND11_MODULE(amago_attention_step, m) {
     m.def(
         "attention_step",
-        [](const std::string& dtype, int64_t rows, int64_t size, int64_t heads, int64_t dim, const Operand& q,
-           const Operand& k, const Operand& v, const Operand& keys, const Operand& values, uintptr_t lengths,
-           uintptr_t positions, double rotary_base, uintptr_t out, int64_t window, int64_t sink, double sink_bias,
-           double logit_clip, double scale, int threads) {
+        [](const std::string& dtype, const std::string& cache_dtype, int64_t rows, int64_t slots, int64_t heads,
+           int64_t dim, const Operand& q, const Operand& k, const Operand& v, const Operand& keys,
+           const Operand& values, uintptr_t lengths, uintptr_t positions, double rotary_base, uintptr_t out,
+           int64_t window, int64_t sink, double sink_bias, double logit_clip, double scale, int threads) {
             const Options options{reinterpret_cast<const int64_t*>(positions), rotary_base, window, sink, sink_bias,
                                   logit_clip, scale};
-            const auto run = [&](auto number) {
-                attention_step<decltype(number)>(rows, size, heads, dim, q, k, v, keys, values, lengths, out,
-                                                 options, threads);
-            };
-            if (dtype == "float32")
-                run(float{});
-            else if (dtype == "float64")
-                run(double{});
-            else if (dtype == "bfloat16")
-                run(amago::bfloat16{});
-            else if (dtype == "float16")
-                run(amago::float16{});
-            else
-                throw std::invalid_argument("no attention kernel for a cache of dtype " + dtype);
+            amago::dispatch(cache_dtype, [&](auto number) {
+                attention_step<decltype(number)>(
+                    dtype, {q, k, v, keys, values, reinterpret_cast<const int64_t*>(lengths), out, nullptr, nullptr},
+                    {rows, slots, heads, dim}, options, threads);
+            });
         },
         py::call_guard<py::gil_scoped_release>());
 }
