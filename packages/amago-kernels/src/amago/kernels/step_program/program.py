@@ -212,7 +212,7 @@ class StepProgram:
         own = _MOST_POSITIONS if limit is None else limit
         self.table_limit = own if self.table_limit is None else min(own, self.table_limit)
 
-    def _offsets(self, padded: Callable[[int], int]) -> list[int]:
+    def _offsets(self, stride: Callable[[int], int]) -> list[int]:
         """A place in the workspace for every value; values that are never needed together share theirs."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
@@ -227,9 +227,9 @@ class StepProgram:
             placed = [other for other in placed if last[other] >= first[value]]
             offset = 0
             for other in sorted(placed, key=lambda v: offsets[v]):
-                if offset + padded(self.widths[value]) <= offsets[other]:
+                if offset + stride(self.widths[value]) <= offsets[other]:
                     break
-                offset = max(offset, offsets[other] + padded(self.widths[other]))
+                offset = max(offset, offsets[other] + stride(self.widths[other]))
             offsets[value] = offset
             placed.append(value)
         return offsets
@@ -237,9 +237,8 @@ class StepProgram:
     def build(self) -> None:
         """Makes the native program; nothing can be appended afterwards."""
         module = STEP_PROGRAM.load()
-        panel: int = module.PANEL
         self._native, self._done, self._undrawable = module.Program(), module.DONE, module.UNDRAWABLE
-        for offset, width in zip(self._offsets(lambda w: -(-w // panel) * panel), self.widths, strict=True):
+        for offset, width in zip(self._offsets(module.row_stride), self.widths, strict=True):
             self._native.value(offset, width)
         for record in self._records:
             plain = [a.value if isinstance(a, _Ref) else a for a in record.arguments]

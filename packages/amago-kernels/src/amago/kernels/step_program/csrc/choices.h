@@ -1,7 +1,7 @@
 // The ends of a step program: what the last value becomes outside.
 #pragma once
 
-#include "operations.h"
+#include "values.h"
 
 namespace amago {
 

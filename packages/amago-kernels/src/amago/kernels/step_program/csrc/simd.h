@@ -1,4 +1,7 @@
 // Short vectors of float32, as long as the processor has them, in the notation of GCC and clang.
+//
+// What branches on a number is written as a choice between vectors: the compilers turn a loop over single numbers
+// into jumps now and then, and half of a network's activations are guessed wrong by the processor.
 #pragma once
 
 #include <cmath>
@@ -24,6 +27,7 @@ constexpr int kBlockRows = 6;
 #endif
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
 inline Vector load_vector(const float* at) {
     Vector v;
@@ -31,6 +35,78 @@ inline Vector load_vector(const float* at) {
     return v;
 }
 inline void store_vector(float* at, Vector v) { std::memcpy(at, &v, sizeof v); }
+inline Vector splat(float x) { return x - Vector{}; }
+inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector magnitude(Vector x) { return (Vector)((Bits)x & 0x7fffffffu); }
+// `size` with the sign of `x`.
+inline Vector signed_as(Vector size, Vector x) { return (Vector)((Bits)size | ((Bits)x & 0x80000000u)); }
+
+// exp(x) as `vexp` of numbers.h has it.
+inline Vector vexp(Vector x) {
+    constexpr float kRound = 12582912.0f;
+    const Vector z = x < -87.0f ? splat(-87.0f) : x;
+    const Vector shifted = z * 1.44269504088896341f + kRound;
+    const Vector k = shifted - kRound;
+    Vector r = z - k * 0.693359375f;
+    r = r + k * 2.12194440e-4f;
+    Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const Vector value = (Vector)((Bits)p + ((Bits)shifted << 23));
+    return x < -87.0f ? Vector{} : (x == x ? value : x);
+}
+
+inline Vector sigmoid(Vector x) {
+    const Vector e = vexp(-magnitude(x));
+    return (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+}
+inline Vector vtanh(Vector x) {
+    const Vector e = vexp(-2.0f * magnitude(x));
+    return signed_as((1.0f - e) / (1.0f + e), x);
+}
+// erf(x) to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+inline Vector verf(Vector x) {
+    const Vector a = magnitude(x), t = 1.0f / (1.0f + 0.3275911f * a);
+    const Vector p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    return signed_as(1.0f - p * vexp(-a * a), x);
+}
+
+inline float vtanh(float x) {
+    const float e = vexp(-2.0f * std::fabs(x)), t = (1.0f - e) / (1.0f + e);
+    return x < 0 ? -t : t;
+}
+
+// The lanes put together, half onto half: no lane waits for all before it.
+#if defined(__GNUC__) && !defined(__clang__)
+template <int HALF = kLanes / 2, class Two>
+inline float fold(Vector v, const Two& two) {
+    if constexpr (HALF == 0)
+        return v[0];
+    else {
+        Bits from;
+        for (int i = 0; i < kLanes; ++i) from[i] = i ^ HALF;
+        return fold<HALF / 2>(two(v, __builtin_shuffle(v, from)), two);
+    }
+}
+#else
+template <class Two>
+inline float fold(Vector v, const Two& two) {
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        Vector other = v;
+        for (int j = 0; j < half; ++j) other[j] = v[j + half];
+        v = two(v, other);
+    }
+    return v[0];
+}
+#endif
+inline float sum_of(Vector v) {
+    return fold(v, [](Vector a, Vector b) { return a + b; });
+}
+inline float max_of(Vector v) { return fold(v, larger); }
 
 // The sums of kLanes vectors, each in the lane of its number: a transposition on the way of a tree of additions.
 // Step by step pairs of vectors become one, whose lanes alternate between the two; the order of the input is such
@@ -73,14 +149,5 @@ inline Vector sums_of(const Vector* v) {
     return sums;
 }
 #endif
-
-inline float sigmoid(float x) {
-    const float e = vexp(-std::fabs(x));
-    return (x < 0 ? e : 1.0f) / (1.0f + e);
-}
-inline float vtanh(float x) {
-    const float e = vexp(-2.0f * std::fabs(x)), t = (1.0f - e) / (1.0f + e);
-    return x < 0 ? -t : t;
-}
 
 }  // namespace amago

@@ -8,8 +8,12 @@
 
 #include <array>
 
+#include "attend.h"
 #include "choices.h"
-#include "memory.h"
+#include "inputs.h"
+#include "norms.h"
+#include "positions.h"
+#include "recurrent.h"
 #include "rows.h"
 
 namespace py = pybind11;
@@ -50,7 +54,7 @@ public:
     // A value of that width; the id counts from 0.
     int64_t value(int64_t offset, int64_t width) {
         values_.push_back({offset, width});
-        numbers_per_row_ = std::max(numbers_per_row_, offset + padded(width));
+        numbers_per_row_ = std::max(numbers_per_row_, offset + row_stride(width));
         return static_cast<int64_t>(values_.size()) - 1;
     }
 
@@ -85,12 +89,12 @@ public:
         const double start = choice ? omp_get_wtime() : 0;
         if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
         if (team == 1)
-            share(step, 0, step.batch, workspaces_[0]);
+            share(step, 0, step.batch, workspaces_[0], seconds_.empty() ? nullptr : &seconds_);
         else {
 #pragma omp parallel num_threads(team)
             {
                 const int64_t count = omp_get_num_threads(), me = omp_get_thread_num();
-                share(step, step.batch * me / count, step.batch * (me + 1) / count, workspaces_[me]);
+                share(step, step.batch * me / count, step.batch * (me + 1) / count, workspaces_[me], nullptr);
             }
         }
         if (choice) team_.took(omp_get_wtime() - start, together);
@@ -99,21 +103,33 @@ public:
         return undrawable ? kUndrawable : kDone;
     }
 
+    // Seconds that each operation has taken since the first call, in runs by one thread.
+    const std::vector<double>& profile() {
+        seconds_.resize(operations_.size());
+        return seconds_;
+    }
+
 private:
-    void share(const Step& step, int64_t begin, int64_t end, std::vector<float>& workspace) const {
+    void share(const Step& step, int64_t begin, int64_t end, Numbers& workspace, std::vector<double>* profile) const {
         const int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
         if (tiles == 0) return;
         const int64_t size = (end - begin + tiles - 1) / tiles;
-        workspace.resize(std::max<size_t>(workspace.size(), numbers_per_row_ * size));
+        const int64_t numbers = numbers_per_row_ * size + kPanel;  // some operations read a vector beyond the last row
+        if (workspace.size() < numbers) workspace.assign(numbers, 0.0f);
         for (int64_t first = begin; first < end; first += size) {
             const Tile tile{workspace.data(), size, first, std::min(size, end - first)};
-            for (const auto& operation : operations_) operation->run(step, tile);
+            for (size_t i = 0; i < operations_.size(); ++i) {
+                const double start = profile ? omp_get_wtime() : 0;
+                operations_[i]->run(step, tile);
+                if (profile) (*profile)[i] += omp_get_wtime() - start;
+            }
         }
     }
 
     std::vector<Value> values_;
     std::vector<std::unique_ptr<Operation>> operations_;
-    std::vector<std::vector<float>> workspaces_;
+    std::vector<Numbers> workspaces_;
+    std::vector<double> seconds_;
     int64_t numbers_per_row_ = 0;
     Team team_;
 };
@@ -175,7 +191,7 @@ private:
 }  // namespace
 
 PYBIND11_MODULE(amago_step_program, m) {
-    m.attr("PANEL") = kPanel;
+    m.def("row_stride", &row_stride);
     m.attr("DONE") = kDone;
     m.attr("UNDRAWABLE") = kUndrawable;
     py::class_<Watch>(m, "Watch")
@@ -189,6 +205,7 @@ PYBIND11_MODULE(amago_step_program, m) {
         .def(py::init<>())
         .def("value", &Program::value)
         .def("set", &Program::set)
+        .def("profile", &Program::profile)
         .def("gather",
              [](Program& p, int64_t out, const std::vector<std::array<int64_t, 3>>& pieces, bool symlog) {
                  std::vector<Piece> parts;
