@@ -46,8 +46,16 @@ def two_hot(
         def mean(logits: Tensor, backend: str | None) -> Tensor:
             return kernels.two_hot_mean(logits, support, backend=backend)
 
+        # Gradients are differences of support points, in units of returns.
+        largest = mean(logits.double(), "eager").abs().max().item() if logits.numel() else 0.0
+        points = max(abs(support.start), abs(support.stop))
         return Example(
-            operation=operation, name="mean", call=mean, tensors={"logits": logits}, gradients=("logits",)
+            operation=operation,
+            name="mean",
+            call=mean,
+            tensors={"logits": logits},
+            gradients=("logits",),
+            terms=0.25 * points * (1.0 + largest if support.symlog else 1.0),
         )
     loss = getattr(kernels, operation)
     shared = [*rows[:-2], 1, *rows[-1:]] if len(rows) > 1 else list(rows)
@@ -109,7 +117,7 @@ def attention(
         call=call,
         tensors=dict(zip("qkv", packed.unbind(2), strict=True)),
         gradients=("q", "k", "v"),
-        terms=4.0 * largest**2 * options.get("scale", dim**-0.5),
+        terms=4.0 * largest**2 * abs(options.get("scale", dim**-0.5)),
     )
 
 
@@ -120,6 +128,7 @@ def attention_step(
     dim: int = 16,
     *,
     in_place: bool = False,
+    full: bool = False,
     size: float = 1.0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -133,6 +142,7 @@ def attention_step(
 
     Args:
         window: slots of the ring (the operation's option of that name is `options["seen"]` here).
+        full: every row has filled the ring.
     """
     draw = Draws(device, dtype, seed)
     packed = draw.normal(rows, 1, 3, heads, dim, scale=size)
@@ -140,6 +150,8 @@ def attention_step(
     ring = draw.normal(2, rows, window, heads, dim, scale=size)
     lengths = draw.integers(2 * window + 1, rows)
     lengths[:2] = torch.tensor([0, window], device=draw.device)[:rows]
+    if full:
+        lengths += window
     if "seen" in options:
         options["window"] = options.pop("seen")
     flex = "score_mod" in options or "mask_mod" in options
@@ -159,7 +171,7 @@ def attention_step(
         call=call,
         tensors={"q": q, "k": k, "v": v, "keys": ring[0], "values": ring[1]},
         gradients=("q", "k", "v"),
-        terms=4.0 * packed.abs().max().item() ** 2 * options.get("scale", dim**-0.5),
+        terms=4.0 * packed.abs().max().item() ** 2 * abs(options.get("scale", dim**-0.5)),
     )
 
 

@@ -101,17 +101,26 @@ def _unflatten(per_row: Tensor, like: Tensor, order: tuple[int, ...]) -> Tensor:
     return per_row.view([like.shape[axis] for axis in lead]).permute(back)
 
 
-def scaled_softmax(logits: Tensor, lse: Tensor, scale: Tensor) -> Tensor:
-    """scale * softmax(logits), (..., n) in the dtype of the logits; `lse` and `scale` (...)."""
+def _to_fill(like: Tensor, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """An uninitialised tensor of that shape, and its memory as rows (rows, n) in that order of the axes."""
+    memory = like.new_empty([like.shape[axis] for axis in order])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return memory.permute(back), memory.view(-1, like.shape[-1])
+
+
+def _loss_gradient(logits: Tensor, lse: Tensor, index: Tensor, label: Tensor, grad: Tensor) -> Tensor:
+    """grad * (softmax(logits) - labels), (..., n), rounded once; `lse` and `grad` (...), the window (..., w)."""
+    share = label * -grad.unsqueeze(-1)
     if not _in_blocks(logits):
-        return (torch.exp(logits.to(lse.dtype) - lse.unsqueeze(-1)) * scale.unsqueeze(-1)).to(logits.dtype)
-    out = torch.empty_like(logits)
-    order = _memory_order(out)
-    rows, outs = _as_rows(logits, order), _as_rows(out, order)
-    lses, scales = _per_row(lse, logits, order), _per_row(scale, logits, order)
+        p = torch.exp(logits.to(lse.dtype) - lse.unsqueeze(-1)) * grad.unsqueeze(-1)
+        return p.scatter_add_(-1, index, share).to(logits.dtype)
+    order = _memory_order(logits)
+    out, outs = _to_fill(logits, order)
+    rows, indices, shares = (_as_rows(x, order) for x in (logits, index, share))
+    lses, scales = _per_row(lse, logits, order), _per_row(grad, logits, order)
     for block in _blocks(*rows.shape):
         p = torch.sub(rows[block], lses[block]).exp_().mul_(scales[block])
-        outs[block] = p
+        outs[block] = p.scatter_add_(-1, indices[block], shares[block])
     return out
 
 
@@ -180,9 +189,7 @@ class _WindowedCrossEntropy(torch.autograd.Function):
             if mask is not None:
                 grad = torch.where(mask, grad, torch.zeros_like(grad))
             grad = grad + 0.0 * label.sum(dim=-1)  # a target that is no number spoils all of its row
-            out = scaled_softmax(logits, lse, grad)
-            share = (label * -grad.unsqueeze(-1)).to(out.dtype)
-            out.scatter_add_(-1, index, share)
+            out = _loss_gradient(logits, lse, index, label, grad)
             if mask is not None:
                 # What a masked row holds may be anything, and 0 times that need not be 0.
                 out.masked_fill_(~mask.unsqueeze(-1), 0.0)
@@ -212,9 +219,9 @@ def _mean_gradient(logits: Tensor, values: Tensor, mean: Tensor, grad: Tensor) -
         probs = torch.softmax(logits.to(values.dtype), dim=-1)
         out = probs * (values - mean.unsqueeze(-1)) * grad.unsqueeze(-1)
         return out.to(logits.dtype)
-    result = torch.empty_like(logits)
-    order = _memory_order(result)
-    rows, outs = _as_rows(logits, order), _as_rows(result, order)
+    order = _memory_order(logits)
+    result, outs = _to_fill(logits, order)
+    rows = _as_rows(logits, order)
     means, grads = _per_row(mean, logits, order), _per_row(grad, logits, order)
     for block in _blocks(*rows.shape):
         probs = torch.softmax(rows[block].to(values.dtype), dim=-1)
