@@ -1,5 +1,6 @@
 """Worker processes: how failures arrive, what travels through the pipes, and that nothing is ever left behind."""
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -112,10 +113,83 @@ def test_an_exception_arrives_with_the_environment_the_action_and_the_worker_s_t
 def test_a_worker_that_dies_without_a_word_is_reported_and_all_others_end(phase, fail, how):
     before = traces_left()
     names = "not made yet" if phase == "making" else "'healthy', 'frail'"
-    doing = {"making": "making its environments", "reset": "resetting", "step": "stepping"}[phase]
+    doing = {
+        "making": "making its environments",
+        "reset": "resetting",
+        "step": "stepping with actions [[0], [1]]",
+    }[phase]
     message = f"environments 2 to 3 ({names}) died without a word while {doing} ({how})"
     with pytest.raises(EnvWorkerError, match=re.escape(message)):
         use(four(phase, fail))
+    assert traces_left() == before
+
+
+def crash_in_compiled_code():
+    faulthandler._sigsegv()
+
+
+@pytest.mark.parametrize("phase", ["making", "reset", "step"])
+def test_a_crash_in_compiled_code_is_reported_with_where_it_was(phase, capfd):
+    before = traces_left()
+    with pytest.raises(EnvWorkerError, match="killed by SIGSEGV") as raised:
+        use(four(phase, crash_in_compiled_code))
+    assert " in crash_in_compiled_code\n" in str(raised.value)
+    raised = None
+    assert traces_left() == before
+    assert capfd.readouterr().err == ""
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("it has no text")
+
+
+def leave_the_program():
+    sys.exit("there is nothing more to do")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def raise_the_unprintable():
+    raise Unprintable
+
+
+@pytest.mark.parametrize("phase", ["making", "reset", "step"])
+@pytest.mark.parametrize(
+    ("fail", "error"),
+    [
+        (leave_the_program, "SystemExit: there is nothing more to do"),
+        (interrupt, "KeyboardInterrupt"),
+        (raise_the_unprintable, "Unprintable: <exception str() failed>"),
+    ],
+)
+def test_an_environment_that_ends_its_program_is_reported_as_one_that_raises(phase, fail, error, capfd):
+    before = traces_left()
+    with pytest.raises(EnvWorkerError, match=re.escape(error)) as raised:
+        use(four(phase, fail))
+    assert f"in {fail.__name__}\n" in str(raised.value)
+    raised = None
+    assert traces_left() == before
+    assert capfd.readouterr().err == ""
+
+
+class FailsToClose(Failing):
+    def close(self):
+        divide_by_zero()
+
+
+def test_an_exception_in_closing_is_told_and_leaves_nothing():
+    before = traces_left()
+    env = make_vector_env(
+        [lambda: AMAGOEnv(Failing(), "healthy"), lambda: AMAGOEnv(FailsToClose(), "frail")], env_mode="async"
+    )
+    env.reset()
+    with pytest.warns(UserWarning, match=r"raised while being closed: ZeroDivisionError") as told:
+        env.close()
+    assert "in divide_by_zero" in str(told[0].message)
+    del env
     assert traces_left() == before
 
 
@@ -339,6 +413,9 @@ class CountingConnection:
     def recv_bytes(self) -> bytes:
         self.received.append(self.conn.recv_bytes())
         return self.received[-1]
+
+    def poll(self) -> bool:
+        return self.conn.poll()
 
     def close(self) -> None:
         self.conn.close()

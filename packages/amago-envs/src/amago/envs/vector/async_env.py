@@ -21,8 +21,14 @@ from amago.envs.vector.base import BufferedVectorEnv
 from amago.envs.vector.buffers import StepArrays, block_size, carve, layout, open_shared_block
 from amago.envs.vector.configuration import bindings_for_workers
 from amago.envs.vector.group import ExplorationSetup, GroupSpec, MakeEnv, StepNotes, common_spec
-from amago.envs.vector.hanging import limit_waiting, stack_of
-from amago.envs.vector.processes import CLOSE_SECONDS, cannot_be_sent, end_workers
+from amago.envs.vector.hanging import last_stack, limit_waiting, stack_of
+from amago.envs.vector.processes import (
+    CLOSE_SECONDS,
+    cannot_be_sent,
+    end_workers,
+    has_ended,
+    kill_with_children,
+)
 from amago.envs.vector.types import EnvWorkerError, ExplorationState, PolicyInput, VectorStep
 from amago.envs.vector.worker import (
     GET_EXPLORATION,
@@ -236,19 +242,22 @@ class AsyncVectorEnv(BufferedVectorEnv):
             f"Traceback of the worker process:\n{answer.worker_traceback}"
         )
 
+    def _doing_now(self, worker: int) -> str:
+        """What a worker was asked to do."""
+        if self._doing != "stepping":
+            return self._doing
+        rows = slice(*[*self._first_rows, None][worker : worker + 2])
+        return f"stepping with actions {self._arrays.policy_actions[rows].tolist()}"
+
     def _hangs(self, worker: int) -> EnvWorkerError:
-        doing = self._doing
-        if doing == "stepping":
-            rows = slice(*[*self._first_rows, None][worker : worker + 2])
-            doing += f" with actions {self._arrays.policy_actions[rows].tolist()}"
         process = self._processes[worker]
         stack = stack_of(process, self._traces[worker])
         # It would not end by itself either.
-        process.kill()
+        kill_with_children(process)
         message = (
             f"the worker process of {self._whose(worker)} has not answered for {self._env_timeout:g} s while "
-            f"{doing}. If that may take longer, set env_timeout. Where it was, most recent call first:\n\n"
-            + stack
+            f"{self._doing_now(worker)}. If that may take longer, set env_timeout. Where it was, most recent call "
+            f"first:\n\n{stack}"
         )
         self.close()
         return EnvWorkerError(message)
@@ -266,13 +275,20 @@ class AsyncVectorEnv(BufferedVectorEnv):
 
     def _died(self, worker: int) -> EnvWorkerError:
         process = self._processes[worker]
+        stack = last_stack(self._traces[worker])
+        # Not joined yet, as the number of its group is only its own until then.
+        has_ended(process, CLOSE_SECONDS)
+        kill_with_children(process)
         process.join(CLOSE_SECONDS)
         code = process.exitcode
         how = f"exit code {code}"
         if code is not None and code < 0:
             how = f"killed by {signal.Signals(-code).name}"
-        whose = self._whose(worker)
-        self.close()
-        return EnvWorkerError(
-            f"the worker process of {whose} died without a word while {self._doing} ({how})"
+        message = (
+            f"the worker process of {self._whose(worker)} died without a word while {self._doing_now(worker)} "
+            f"({how})"
         )
+        if stack:
+            message += f". Where it was, most recent call first:\n\n{stack}"
+        self.close()
+        return EnvWorkerError(message)

@@ -1,8 +1,8 @@
-"""Workers that do not answer: after how long that is told, and what they are doing then.
+"""Workers that do not answer: after how long that is told, and what they were doing.
 
 Waiting for an answer has a time limit that the operating system keeps, so that it costs nothing per step. A worker
 that exceeds it is sent a signal at which it writes the stack of its threads into a pipe, also from inside a call
-into compiled code.
+into compiled code. It writes the same when compiled code crashes.
 """
 
 import faulthandler
@@ -32,7 +32,8 @@ def limit_waiting(conn: Connection, seconds: float | None) -> None:
 
 
 def answer_with_stack(trace: Connection) -> None:
-    """In a worker: writes the stack of all threads into `trace` whenever `stack_of` asks for it."""
+    """In a worker: writes the stack of all threads into `trace` when `stack_of` asks for it, and at a crash."""
+    faulthandler.enable(file=trace.fileno(), all_threads=True)
     if _SIGNAL is not None:
         faulthandler.register(_SIGNAL, file=trace.fileno(), all_threads=True)
 
@@ -42,12 +43,21 @@ def stack_of(process: BaseProcess, trace: Connection) -> str:
     if _SIGNAL is None or process.pid is None:
         return "  (not known on this system)"
     os.kill(process.pid, _SIGNAL)
-    written, wait = b"", _FIRST_WORD_SECONDS
+    return _written_stack(trace, _FIRST_WORD_SECONDS) or "  (it does not react to signals)"
+
+
+def last_stack(trace: Connection) -> str:
+    """Where a worker that died was when compiled code crashed; "" if that is not how it died."""
+    return "" if _SIGNAL is None else _written_stack(trace, 0.0)
+
+
+def _written_stack(trace: Connection, wait: float) -> str:
+    written = b""
     while select.select([trace], [], [], wait)[0]:
         part = os.read(trace.fileno(), 2**16)
         if not part:
             break
         written, wait = written + part, _QUIET_SECONDS
-    threads = written.decode(errors="replace").strip().split("\n\n")
-    told = [thread for thread in threads if thread and WATCHING_FUNCTION not in thread]
-    return "\n".join(told) or "  (it does not react to signals)"
+    parts = written.decode(errors="replace").strip().split("\n\n")
+    told = [part for part in parts if part and WATCHING_FUNCTION not in part and " File " in part]
+    return "\n".join(told)

@@ -1,14 +1,17 @@
 """Worker processes from outside: how they start, why one cannot, and how all of them end."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
 import time
-from multiprocessing.connection import Connection
+import warnings
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 
-from amago.envs.vector.worker import CLOSE, WorkerSetup
+from amago.envs.vector.worker import BEING_CLOSED, CLOSE, WorkerFailure, WorkerSetup
 
 CLOSE_SECONDS = 5.0  # for environments to close by themselves
 TERMINATE_SECONDS = 1.0
@@ -44,17 +47,68 @@ def end_workers(
             continue
     deadline = time.monotonic() + CLOSE_SECONDS
     for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in processes:
-        if process.is_alive():
+        if not has_ended(process, max(0.0, deadline - time.monotonic())):
             process.terminate()
-            process.join(TERMINATE_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+            has_ended(process, TERMINATE_SECONDS)
+        kill_with_children(process)
+        process.join()
         process.close()
+    failures = [failure for conn in conns if (failure := _failure_of_closing(conn)) is not None]
     for conn in (*conns, *traces):
         conn.close()
+    for failure in failures:
+        warnings.warn(
+            f"environment {failure.environment} raised while {failure.doing}: {failure.error}\n\n"
+            f"Traceback of the worker process:\n{failure.worker_traceback}",
+            stacklevel=2,
+        )
+
+
+def has_ended(process: BaseProcess, seconds: float) -> bool:
+    """Whether a process ends within so many seconds; its exit code and its number are kept."""
+    assert process.pid is not None
+    ends: list[int] = [process.sentinel]
+    # The sentinel alone is not enough: a process that the worker forked holds a copy of its other end.
+    with contextlib.suppress(AttributeError, OSError):  # not on Linux, or gone
+        ends.append(os.pidfd_open(process.pid))
+    try:
+        return bool(wait(ends, seconds))
+    finally:
+        for descriptor in ends[1:]:
+            os.close(descriptor)
+
+
+def kill_with_children(process: BaseProcess) -> None:
+    """Kills a worker and whatever processes its environments started, unless it was waited for already."""
+    group = process.pid if hasattr(os, "killpg") else None
+    if group is not None and _is_still_there(process):
+        # No group of this number: the worker was still starting.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    process.kill()
+
+
+def _is_still_there(process: BaseProcess) -> bool:
+    """Whether no other process can have its number: it runs, or it is a child that nobody has waited for."""
+    if not has_ended(process, 0.0):
+        return True
+    assert process.pid is not None
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _failure_of_closing(conn: Connection) -> WorkerFailure | None:
+    """What a worker told when an environment raised in its `close`, if that is so."""
+    with contextlib.suppress(OSError, EOFError):
+        while conn.poll():
+            message = conn.recv_bytes()
+            answer = pickle.loads(message) if message else None
+            if isinstance(answer, WorkerFailure) and answer.doing == BEING_CLOSED:
+                return answer
+    return None
 
 
 def default_context(name: str | None) -> BaseContext:

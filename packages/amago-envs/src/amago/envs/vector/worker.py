@@ -7,6 +7,7 @@ it.
 
 import contextlib
 import mmap
+import multiprocessing
 import os
 import pickle
 import signal
@@ -29,6 +30,7 @@ from amago.hindsight.timestep import Array
 
 STEP, RESET, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = b"s", b"r", b"v", b"g", b"l", b"c"
 PARENT_CHECK_SECONDS = 1.0
+BEING_CLOSED = "being closed"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +86,7 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
+    group_of_parent = _lead_own_group(conn)
     answer_with_stack(setup.trace)
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     worker = _Worker(conn)
@@ -92,19 +95,42 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The main process is gone: nobody is left to tell.
         pass
-    except Exception as error:
+    except BaseException as error:  # also of an environment that calls sys.exit
         with contextlib.suppress(OSError):
             conn.send_bytes(pickle.dumps(worker.failure(error)))
     finally:
         with contextlib.suppress(Exception):
             worker.close()
+        _end_own_processes(group_of_parent)
         conn.close()
+
+
+def _lead_own_group(conn: Connection) -> int:
+    """Lets environments start processes, in a group that ends with this process; returns the group left for it."""
+    multiprocessing.current_process().daemon = False  # daemons may have no children
+    if not hasattr(os, "setpgid"):
+        return 0
+    # With a copy in a child of this process, its death would not end the pipe.
+    os.register_at_fork(after_in_child=conn.close)
+    group_of_parent = os.getpgid(0)
+    os.setpgid(0, 0)
+    return group_of_parent
+
+
+def _end_own_processes(group_of_parent: int) -> None:
+    """Kills what environments started and did not end; those with a session of their own were meant to stay."""
+    if hasattr(os, "setpgid"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in one of the groups
+            os.setpgid(0, group_of_parent)
+            os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _exit_with_parent(parent: int) -> None:
     """Ends this process when the main one has died without a word, even in the middle of a long step."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_SECONDS)
+    if hasattr(os, "killpg"):
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 
@@ -127,7 +153,7 @@ class _Worker:
         self.group.attach(arrays)
         while (message := self.conn.recv_bytes())[:1] != CLOSE:
             self.conn.send_bytes(self._answer(arrays, message))
-        self.doing = "being closed"
+        self.doing = BEING_CLOSED
         self.group.close()
         self.conn.send_bytes(b"")
 
@@ -157,7 +183,7 @@ class _Worker:
             group.load_exploration_state(pickle.loads(message[1:]))
         return b"" if answer is None else pickle.dumps(answer)
 
-    def failure(self, error: Exception) -> WorkerFailure:
+    def failure(self, error: BaseException) -> WorkerFailure:
         """What happened, where, and to whom."""
         doing = self.doing
         if doing == "stepping":
@@ -165,7 +191,7 @@ class _Worker:
         return WorkerFailure(
             environment=self.group.active_name,
             doing=doing,
-            error=f"{type(error).__name__}: {error}",
+            error="".join(traceback.format_exception_only(error)).strip(),
             worker_traceback=traceback.format_exc(),
         )
 

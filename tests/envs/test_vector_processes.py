@@ -1,0 +1,106 @@
+"""Environments that start processes and threads of their own: they may, and none of these outlives the workers.
+
+The processes that such an environment starts hold a pipe of the test open, which therefore ends with the last of
+them.
+"""
+
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.vector import EnvWorkerError, make_vector_env
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+def sleep_until_killed() -> None:
+    signal.pause()
+
+
+class Starter(gym.Env):
+    """Starts processes of several kinds and ends none of them; "hang" and "die" are what it does in a step."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, held_open: int, then: str) -> None:
+        self.then = then
+        sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
+        self.processes = [
+            subprocess.Popen(sleeper, pass_fds=[held_open]),
+            multiprocessing.get_context("fork").Process(target=sleep_until_killed),
+        ]
+        self.processes[1].start()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        if self.then == "hang":
+            threading.Event().wait()
+        if self.then == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+
+def is_held_open(reading_end: int, seconds: float) -> bool:
+    """Whether another process still holds the writing end after `seconds`; ours was closed before."""
+    return not select.select([reading_end], [], [], seconds)[0]
+
+
+@pytest.mark.parametrize("then", ["go on", "hang", "die"])
+def test_processes_that_environments_leave_behind_end_with_their_worker(then):
+    reading, writing = os.pipe()
+    envs, timeout = (1, 1.0) if then == "hang" else (2, 60.0)
+    env = make_vector_env(
+        [lambda: AMAGOEnv(Starter(writing, then), "starter")] * envs, env_mode="async", env_timeout=timeout
+    )
+    os.close(writing)
+    env.reset()
+    assert is_held_open(reading, 0.0)
+    if then == "go on":
+        env.step(np.zeros((envs, 1), np.int64))
+    else:
+        with pytest.raises(EnvWorkerError):
+            env.step(np.zeros((envs, 1), np.int64))
+    env.close()
+    assert not is_held_open(reading, 5.0)
+    os.close(reading)
+
+
+class SmallLake(MetaFrozenLake):
+    """Named at the top level, so that it can be sent to processes that are not forked."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+
+def lakes_in_processes_of_their_own() -> AMAGOEnv:
+    modes = getattr(gym.vector, "AutoresetMode", None)  # gymnasium 0.29 has one way only
+    kwargs = {} if modes is None else {"autoreset_mode": modes.SAME_STEP}
+    return AMAGOEnv(gym.vector.AsyncVectorEnv([SmallLake] * 2, **kwargs), "lakes", batched_envs=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_may_hold_environments_with_processes_of_their_own(method):
+    before = multiprocessing.active_children()
+    env = make_vector_env(
+        [lakes_in_processes_of_their_own] * 2, env_mode="async", envs_per_worker=1, mp_context=method
+    )
+    env.reset(seed=0)
+    for _ in range(30):
+        step = env.step(np.zeros((4, 1), np.int64))
+    assert step.inputs.time_idxs.tolist() == [step.inputs.time_idxs[0]] * 4
+    env.close()
+    assert multiprocessing.active_children() == before
