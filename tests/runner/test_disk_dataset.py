@@ -184,8 +184,8 @@ def test_the_cache_keeps_to_its_bytes(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(items=200, cache_bytes=10_000)
     fill(dataset.fifo.path, 30)
     assert numbers(dataset) == set(range(30))
-    assert 0 < len(dataset._reader.cache) < 30
-    assert dataset._reader.cache.used_bytes <= 10_000
+    assert 0 < len(dataset._drawer.reader.cache) < 30
+    assert dataset._drawer.reader.cache.used_bytes <= 10_000
 
 
 def test_a_cached_file_that_is_deleted_is_not_drawn_in_the_next_epoch(make_dataset, fill, numbers) -> None:
@@ -195,7 +195,7 @@ def test_a_cached_file_that_is_deleted_is_not_drawn_in_the_next_epoch(make_datas
     paths[1].unlink()
     dataset.set_epoch(1)
     assert numbers(dataset) == {0, 2}
-    assert dataset._reader.cache.get(str(paths[1])) is None
+    assert dataset._drawer.reader.cache.get(str(paths[1])) is None
 
 
 def test_a_file_that_takes_the_name_of_a_cached_one_replaces_it(

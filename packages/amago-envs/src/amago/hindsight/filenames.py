@@ -5,10 +5,12 @@ names has the order in which each writer wrote, whatever the clock says.
 """
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 SUFFIXES = (".npz", ".traj")
+_WRITER_ID = re.compile("[0-9a-f]{3}").fullmatch
 _WRITERS = 16**3
 _SEQUENCE_NUMBERS = 16**5
 # File systems end names at 255 bytes; the rest of the name takes up to 30, that of the unfinished file 50 more.
@@ -38,7 +40,7 @@ def trajectory_filename(env_name: str, writer_id: str | int, sequence_number: in
         ValueError: for a writer or number out of range.
     """
     writer = writer_id if isinstance(writer_id, str) else f"{writer_id:03x}"
-    if not re.fullmatch("[0-9a-f]{3}", writer):
+    if not _WRITER_ID(writer):
         raise ValueError(
             f"writer_id is {writer_id!r}; give three hex digits or an integer in [0, {_WRITERS})"
         )
@@ -47,6 +49,7 @@ def trajectory_filename(env_name: str, writer_id: str | int, sequence_number: in
     return f"{clean_env_name(env_name)}_{writer}{sequence_number % _SEQUENCE_NUMBERS:05x}_{int(time)}"
 
 
+@lru_cache(maxsize=4096)
 def clean_env_name(env_name: str) -> str:
     """`env_name` as it stands in file names: no underscores, separators, control characters or leading dots."""
     kept = re.sub(r"[_/\\:\x00-\x1f\x7f]", "", env_name).strip().lstrip(".")

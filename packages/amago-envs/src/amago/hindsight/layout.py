@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from amago.hindsight.npz import stored_arrays
-from amago.hindsight.stored_array import StoredArray, open_regular
+from amago.hindsight.stored_array import Source, StoredArray, open_regular
 from amago.hindsight.timestep import Array
 from amago.hindsight.trajectory import FIELD_DTYPES, FrozenTraj
 
@@ -25,6 +25,8 @@ TRAJ_VERSION = "1"
 SUFFIXES = (".npz", ".traj")
 TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
 _MOST_HEADER_BYTES = 1 << 22
+# Content that shrinks more than this, and takes this much memory, is taken for an attack on the latter.
+_MOST_SHRUNK, _HARMLESS_BYTES = 200, 1 << 28
 _TRAJ_DTYPES = {
     "BOOL": "?",
     **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
@@ -63,6 +65,7 @@ class TrajectoryLayout:
     def __init__(self, identity: FileIdentity, arrays: list[StoredArray]) -> None:
         for array in arrays:
             array.check(identity.size)
+        _check_together(arrays, identity.size)
         self.identity = identity
         # Shapes are judged by the class that holds trajectories, on arrays that take no memory.
         by_name = {a.name: np.broadcast_to(np.zeros((), _held_as(a)), a.shape) for a in arrays}
@@ -78,7 +81,7 @@ class TrajectoryLayout:
         """Bytes of all arrays in memory."""
         return sum(array.nbytes for array in self.arrays)
 
-    def read(self, file: io.FileIO, start: int, stop: int) -> FrozenTraj:
+    def read(self, file: Source, start: int, stop: int) -> FrozenTraj:
         """Transitions `start` to `stop`, and the timesteps `start` to `stop + 1` around them.
 
         Raises:
@@ -92,6 +95,24 @@ class TrajectoryLayout:
             for array in self.arrays
         }
         return FrozenTraj.from_dict(rows)
+
+
+def _check_together(arrays: list[StoredArray], file_bytes: int) -> None:
+    """Raises ValueError if arrays have one name or lie in one place, or their content is out of proportion."""
+    names = {array.name for array in arrays}
+    if len(names) < len(arrays):
+        raise ValueError(f"it holds {len(arrays)} arrays under {len(names)} names")
+    if sum(array.stored_bytes for array in arrays) > file_bytes:
+        raise ValueError("arrays lie over one another")
+    nbytes = sum(array.nbytes for array in arrays)
+    if nbytes > max(_HARMLESS_BYTES, _MOST_SHRUNK * file_bytes):
+        raise ValueError(f"it claims to hold {nbytes} bytes in a file of {file_bytes}")
+
+
+def held_as(array: StoredArray) -> np.dtype[np.generic]:
+    """The dtype that it has once it is read."""
+    dtype: np.dtype[np.generic] = _held_as(array).newbyteorder("=")
+    return dtype
 
 
 def _held_as(array: StoredArray) -> np.dtype[np.generic]:
@@ -139,21 +160,28 @@ def identity_of(file: io.FileIO) -> FileIdentity:
     return FileIdentity(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def read_layout(file: io.FileIO, path: str | Path) -> TrajectoryLayout:
+def read_layout(file: Source, path: str | Path, identity: FileIdentity | None = None) -> TrajectoryLayout:
     """Reads the headers of an open trajectory file.
+
+    Args:
+        file: the file, or its content.
+        path: where it is.
+        identity: of the file, needed with its content.
 
     Raises:
         CorruptTrajectoryError: if it is torn, damaged or no trajectory.
         PickledTrajectoryError: if it is a pickle.
     """
     with corruption_named(path):
-        identity = identity_of(file)
+        if identity is None:
+            assert isinstance(file, io.FileIO)
+            identity = identity_of(file)
         if str(path).endswith(".npz"):
             return TrajectoryLayout(identity, stored_arrays(file, identity.size))
         return TrajectoryLayout(identity, _arrays_of_traj(file, identity.size, path))
 
 
-def _arrays_of_traj(file: io.FileIO, file_bytes: int, path: str | Path) -> list[StoredArray]:
+def _arrays_of_traj(file: Source, file_bytes: int, path: str | Path) -> list[StoredArray]:
     file.seek(0)
     head = file.read(4096)
     # A pickle begins with its protocol number; a safetensors header, whose length could look like one, with "{".
@@ -169,18 +197,23 @@ def _arrays_of_traj(file: io.FileIO, file_bytes: int, path: str | Path) -> list[
     if len(header) < header_bytes:
         file.seek(8)
         header = file.read(header_bytes)
-    entries = json.loads(header)
-    version = entries.pop("__metadata__", {}).get("version", TRAJ_VERSION)
+    entries = json.loads(header, object_pairs_hook=_without_repetition)
+    metadata = entries.pop("__metadata__", {}) if isinstance(entries, dict) else None
+    if not isinstance(metadata, dict):
+        raise ValueError("its header is no table of arrays")
+    version = metadata.get("version", TRAJ_VERSION)
     if version != TRAJ_VERSION:
         raise ValueError(
             f"it has version {version} of the format, and this release reads version {TRAJ_VERSION}"
         )
     arrays = []
     for name, entry in entries.items():
-        first, last = entry["data_offsets"]
+        shape, (first, last) = entry["shape"], entry["data_offsets"]
+        if not isinstance(shape, list) or any(type(number) is not int for number in (*shape, first, last)):
+            raise ValueError(f"array {name} has the shape {shape}")
         array = StoredArray(
             name,
-            tuple(map(int, entry["shape"])),
+            tuple(shape),
             np.dtype(_TRAJ_DTYPES[entry["dtype"]]),
             8 + header_bytes + first,
         )
@@ -188,3 +221,10 @@ def _arrays_of_traj(file: io.FileIO, file_bytes: int, path: str | Path) -> list[
             raise ValueError(f"array {name} does not fit its place")
         arrays.append(array)
     return arrays
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("its header has a name twice")
+    return table

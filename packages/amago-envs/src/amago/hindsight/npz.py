@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from amago.hindsight.stored_array import StoredArray
+from amago.hindsight.stored_array import Source, StoredArray
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _END = struct.Struct("<4s4H2IH")
@@ -23,6 +23,7 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _TAIL_BYTES = 4096
 _HEAD_BYTES = 512
 _ENCRYPTED = 1
+_MOST_MEMBERS = 4096
 
 
 class _Member(NamedTuple):
@@ -41,19 +42,21 @@ class _Header(NamedTuple):
     checksum: int
 
 
-def stored_arrays(file: io.FileIO, file_bytes: int) -> list[StoredArray]:
+def stored_arrays(file: Source, file_bytes: int) -> list[StoredArray]:
     """The arrays of the archive, from its directory and the headers alone.
 
     Raises:
         ValueError, zipfile.BadZipFile, zlib.error, struct.error: if it is torn or no archive of arrays.
     """
     members = _members(file, file_bytes)
+    if len(members) > _MOST_MEMBERS:
+        raise ValueError(f"it holds {len(members)} arrays, more than any trajectory")
     if any(not 0 <= member.offset < file_bytes for member in members):
         raise ValueError("an array lies outside of the file")
     return [_stored_array(file, member) for member in members]
 
 
-def _members(file: io.FileIO, file_bytes: int) -> list[_Member]:
+def _members(file: Source, file_bytes: int) -> list[_Member]:
     tail_bytes = min(file_bytes, _TAIL_BYTES)
     file.seek(file_bytes - tail_bytes)
     tail = file.read(tail_bytes)
@@ -87,7 +90,7 @@ def _entries(directory: bytes, count: int) -> Iterator[_Member]:
         yield _Member(name, flags, method, checksum, compressed_bytes, offset)
 
 
-def _stored_array(file: io.FileIO, member: _Member) -> StoredArray:
+def _stored_array(file: Source, member: _Member) -> StoredArray:
     name = member.name.removesuffix(".npy")
     file.seek(member.offset)
     head = file.read(_HEAD_BYTES)

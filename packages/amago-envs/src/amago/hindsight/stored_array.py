@@ -12,8 +12,14 @@ import numpy as np
 
 from amago.hindsight.timestep import Array
 
+Source = io.FileIO | io.BytesIO
+"""An open file, or the content of a small one."""
+
 _MOST_DEFLATE_SHRINKS = 1032
 """Deflate cannot do better, so a member that claims to hold more is no array but an attack on memory."""
+
+_CHUNK = 1 << 18
+"""Bytes that are inflated at once."""
 
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -46,6 +52,11 @@ class StoredArray(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes of the file, header left out."""
+        return self.nbytes if self.compressed_bytes is None else self.compressed_bytes
+
+    @property
     def is_sliceable(self) -> bool:
         """Whether rows can be read without those before them."""
         return self.compressed_bytes is None and not self.fortran_order
@@ -56,52 +67,73 @@ class StoredArray(NamedTuple):
             raise ValueError(f"array {self.name} has dtype {self.dtype}; trajectories hold plain numbers")
         if not self.shape or min(self.shape) < 0:
             raise ValueError(f"array {self.name} has the shape {self.shape}, without rows")
-        stored = self.nbytes if self.compressed_bytes is None else self.compressed_bytes
+        stored = self.stored_bytes
         if self.offset < 0 or stored < 0 or self.offset + stored > file_bytes:
             raise ValueError(f"array {self.name} is cut off")
         if self.compressed_bytes is not None and self.nbytes > _MOST_DEFLATE_SHRINKS * (stored + 64):
             raise ValueError(f"array {self.name} claims {self.nbytes} bytes out of {stored} compressed ones")
 
-    def read(self, file: io.FileIO, start: int, stop: int) -> Array:
+    def read(self, file: Source, start: int, stop: int) -> Array:
         """Rows `start` to `stop`, as a writable array of the machine's own byte order.
 
         Raises:
             ValueError: if they are cut off or damaged.
         """
-        if self.compressed_bytes is not None:
-            return self._native(self._inflated(file, stop)[start:].copy())
         if self.fortran_order:
-            rows = np.empty(self.shape[::-1], dtype=self.dtype)
-            self.read_into(file, rows, 0)
-            return self._native(np.ascontiguousarray(rows.T[start:stop]))
+            whole = np.empty(self.shape[::-1], dtype=self.dtype)
+            self._fill(file, whole, 0)
+            return self._native(np.ascontiguousarray(whole.T[start:stop]))
         rows = np.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
-        self.read_into(file, rows, start)
+        self._fill(file, rows, start)
         return self._native(rows)
 
-    def read_into(self, file: io.FileIO, rows: Array, start: int) -> None:
-        """Fills the contiguous array `rows` with those from `start` on; see `read`."""
+    def read_into(self, file: Source, rows: Array, start: int) -> None:
+        """Fills the contiguous array `rows` with those from `start` on; the array is no compressed one."""
         count, nbytes = len(rows), rows.nbytes
         file.seek(self.offset + start * (nbytes // count if count else 0))
-        if nbytes and file.readinto(rows.data) != nbytes:
-            raise ValueError(f"array {self.name} is cut off")
+        if nbytes and (done := file.readinto(rows.data)) != nbytes:
+            self._read_rest(file, rows, done)
         if count == self.shape[0] and self.checksum is not None:
             self._compare(zlib.crc32(rows.data, self.header_checksum))
 
-    def _inflated(self, file: io.FileIO, stop: int) -> Array:
-        """The first `stop` rows."""
+    def _fill(self, file: Source, rows: Array, start: int) -> None:
+        if self.compressed_bytes is None:
+            self.read_into(file, rows, start)
+        elif rows.nbytes:
+            self._inflate_into(file, rows, self.header_bytes + start * self.row_bytes)
+
+    def _read_rest(self, file: Source, rows: Array, done: int) -> None:
+        """Goes on after a read that ended early, as one of more than 2 GiB always does."""
+        rest = rows.reshape(-1).view(np.uint8)[done:]
+        while len(rest):
+            count = file.readinto(rest.data)
+            if not count:
+                raise ValueError(f"array {self.name} is cut off")
+            rest = rest[count:]
+
+    def _inflate_into(self, file: Source, rows: Array, first: int) -> None:
+        """Fills `rows` with the inflated bytes from `first` on; those before pass by without being kept."""
         assert self.compressed_bytes is not None
+        target = rows.reshape(-1).view(np.uint8).data
+        last = first + len(target)
         file.seek(self.offset)
-        stream = file.read(self.compressed_bytes) or b""
-        wanted = self.header_bytes + (self.nbytes if self.fortran_order else stop * self.row_bytes)
-        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(stream, max(wanted, 1))
-        if len(content) < wanted:
-            raise ValueError(f"array {self.name} is cut off")
-        if wanted == self.header_bytes + self.nbytes:
-            self._compare(zlib.crc32(content))
-        rows = np.frombuffer(content, dtype=self.dtype, offset=self.header_bytes)
-        if self.fortran_order:
-            return rows.reshape(self.shape, order="F")[:stop]
-        return rows.reshape(stop, *self.shape[1:])
+        left, place, checksum, inflater, stream = self.compressed_bytes, 0, 0, zlib.decompressobj(-15), b""
+        while place < last:
+            if not stream:
+                stream = file.read(min(left, _CHUNK))
+                left -= len(stream)
+            content = inflater.decompress(stream, min(last - place, _CHUNK))
+            if not content and (inflater.eof or not stream):
+                raise ValueError(f"array {self.name} is cut off")
+            stream = inflater.unconsumed_tail
+            checksum = zlib.crc32(content, checksum)
+            end = place + len(content)
+            if end > first:
+                begin = max(place, first)
+                target[begin - first : end - first] = content[begin - place :]
+            place = end
+        if last == self.header_bytes + self.nbytes:
+            self._compare(checksum)
 
     def _compare(self, checksum: int) -> None:
         if self.checksum is not None and checksum != self.checksum:
@@ -127,4 +159,9 @@ def open_regular(path: str | Path) -> io.FileIO:
 
 def open_unchecked(path: str | Path) -> io.FileIO:
     """Opens what may be a file for reading, without waiting for the other end if it is a pipe."""
-    return io.FileIO(os.open(path, _READING))
+    descriptor = os.open(path, _READING)
+    try:
+        return io.FileIO(descriptor)
+    except OSError:  # a folder
+        os.close(descriptor)
+        raise

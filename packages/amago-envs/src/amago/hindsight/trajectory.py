@@ -54,6 +54,12 @@ class FrozenTraj:
         """T, the number of transitions."""
         return int(self.rews.shape[0])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        own = self.rl2s.nbytes + self.time_idxs.nbytes + self.rews.nbytes + self.dones.nbytes + self.actions.nbytes
+        return own + sum(array.nbytes for array in self.obs.values())
+
     def validate(self) -> None:
         """Raises ValueError, naming the array, unless all shapes agree. For use after editing in place."""
         for name in FIELD_DTYPES:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
+from amago.cli.inspect_buffer import printable
 from amago.cli.options import UsageProblem
 from amago.cli.trajectory_files import find_files
 from amago.hindsight import CorruptTrajectoryError, FrozenTraj, load_trajectory, save_trajectory
@@ -75,8 +76,8 @@ def convert(request: Conversion, console: Console) -> int:
     _check_target(target, to, single)
     done = _Done()
     named = _episodes_of_arrays(request) if from_arrays else _trajectories(source, done, console)
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         if to == ARRAYS:
             done.trajectories, done.transitions = save_arrays(target, ((name, t) for _, name, t in named))
         elif single:
@@ -86,7 +87,7 @@ def convert(request: Conversion, console: Console) -> int:
                 _write_files(named, folder, to, done)
     except UsageProblem:
         raise
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         _tell_bad(console, done)
         raise UsageProblem(f"{source} cannot be converted: {error}", "SRC") from error
     except ImportError as error:
@@ -139,10 +140,10 @@ def _trajectories(source: Path, done: _Done, console: Console) -> _Named:
     for path in _with_progress(files, console):
         try:
             trajectory = load_trajectory(path)
-        except (CorruptTrajectoryError, FileNotFoundError) as error:
+        except (CorruptTrajectoryError, OSError) as error:
             done.bad.append((path, str(error)))
             continue
-        yield path.name, env_name_of(path), trajectory
+        yield path.name, printable(env_name_of(path)), trajectory
 
 
 def _episodes_of_arrays(request: Conversion) -> _Named:
@@ -188,7 +189,9 @@ def _with_progress(files: list[Path], console: Console) -> Iterable[Path]:
 def _tell_bad(console: Console, done: _Done) -> None:
     for path, reason in done.bad:
         console.print(
-            f"[yellow]left out[/] {escape(f'{path.name}: {reason}')}", highlight=False, soft_wrap=True
+            f"[yellow]left out[/] {escape(printable(f'{path.name}: {reason}'))}",
+            highlight=False,
+            soft_wrap=True,
         )
 
 

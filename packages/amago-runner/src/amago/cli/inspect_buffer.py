@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -31,9 +32,12 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
-        """Of at least one value."""
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """Of the finite values; None if there are none."""
         array = np.array(list(values), np.float64)
+        array = array[np.isfinite(array)]
+        if not len(array):
+            return None
         return cls(mean=float(array.mean()), min=float(array.min()), max=float(array.max()))
 
     def __str__(self) -> str:
@@ -48,22 +52,26 @@ class Group:
 
     Attributes:
         files, transitions, megabytes: counts of them; 1 MB is 10^6 bytes.
-        length, total_reward: of a file, which may be a piece of an episode.
+        length, total_reward: of a file, which may be a piece of an episode; None without a finite value.
+        not_finite: files whose rewards are not finite, left out of `total_reward`.
         terminated: share of files whose last transition ended the episode.
         whole_episodes: share of files that begin at the first step of an episode and end with its termination.
         formats: files by ending.
         arrays: (dtype, shape of one row) of every array, by name; of the first file.
+        unlike: files whose arrays are others, which cannot share a batch with it.
     """
 
     files: int
     transitions: int
     megabytes: float
-    length: Spread
-    total_reward: Spread
+    length: Spread | None
+    total_reward: Spread | None
+    not_finite: int
     terminated: float
     whole_episodes: float
     formats: dict[str, int]
     arrays: dict[str, tuple[str, list[int]]]
+    unlike: list[str]
 
 
 @dataclass(kw_only=True)
@@ -92,6 +100,7 @@ class _Seen:
     nbytes: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     arrays: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    unlike: list[str] = field(default_factory=list)
 
     def add(self, path: Path, trajectory: FrozenTraj) -> None:
         """Counts a file."""
@@ -102,9 +111,12 @@ class _Seen:
         self.whole.append(terminated and int(trajectory.time_idxs[0, 0]) == 0)
         self.nbytes += path.stat().st_size
         self.formats[path.suffix] += 1
+        named = trajectory.to_dict().items()
+        arrays = {printable(name): (str(array.dtype), list(array.shape[1:])) for name, array in named}
         if not self.arrays:
-            named = trajectory.to_dict().items()
-            self.arrays = {name: (str(array.dtype), list(array.shape[1:])) for name, array in named}
+            self.arrays = arrays
+        elif arrays != self.arrays:
+            self.unlike.append(printable(path.name))
 
     def group(self) -> Group:
         """The figures of what was counted."""
@@ -114,11 +126,18 @@ class _Seen:
             megabytes=self.nbytes / 1e6,
             length=Spread.of(self.lengths),
             total_reward=Spread.of(self.rewards),
+            not_finite=int((~np.isfinite(self.rewards)).sum()),
             terminated=float(np.mean(self.terminated)),
             whole_episodes=float(np.mean(self.whole)),
             formats=dict(self.formats),
             arrays=self.arrays,
+            unlike=self.unlike,
         )
+
+
+def printable(name: str) -> str:
+    """A name as it can be printed anywhere, whatever bytes the file system has in it."""
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
 def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
@@ -129,8 +148,8 @@ def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
     """
     reports = {name: report_of(found, console) for name, found in find_files(path).items()}
     if as_json:
-        folders = {name or path.name: asdict(report) for name, report in reports.items()}
-        console.print_json(json.dumps({"path": str(path), "folders": folders}))
+        folders = {name or printable(path.name): asdict(report) for name, report in reports.items()}
+        console.print_json(json.dumps({"path": printable(str(path)), "folders": folders}))
     else:
         _show(path, reports, console)
     return sum(len(report.bad) for report in reports.values())
@@ -139,7 +158,8 @@ def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
 def report_of(found: Found, console: Console) -> FolderReport:
     """Reads every file of a folder."""
     report = FolderReport(
-        unfinished=[path.name for path in found.unfinished], foreign=[path.name for path in found.foreign]
+        unfinished=[printable(path.name) for path in found.unfinished],
+        foreign=[printable(path.name) for path in found.foreign],
     )
     seen: dict[str, _Seen] = {}
     files = track(found.files, "Reading", console=console, transient=True, disable=not console.is_terminal)
@@ -148,12 +168,10 @@ def report_of(found: Found, console: Console) -> FolderReport:
             trajectory = load_trajectory(path)
             if not len(trajectory):
                 raise CorruptTrajectoryError("it holds no transition")
-        except FileNotFoundError:
-            continue  # deleted since the folder was listed
-        except CorruptTrajectoryError as error:
-            report.bad[path.name] = str(error)
-            continue
-        seen.setdefault(env_name_of(path), _Seen()).add(path, trajectory)
+            seen.setdefault(printable(env_name_of(path)), _Seen()).add(path, trajectory)
+        except (OSError, CorruptTrajectoryError) as error:
+            if os.path.lexists(path):  # or else it was deleted since the folder was listed
+                report.bad[printable(path.name)] = printable(str(error).removeprefix(f"{path} "))
     report.environments = {name: each.group() for name, each in sorted(seen.items())}
     return report
 
@@ -172,10 +190,10 @@ def _show(path: Path, reports: Mapping[str, FolderReport], console: Console) -> 
     for folder, report in reports.items():
         for env_name, group in report.environments.items():
             row = [env_name, f"{group.files:,}", f"{group.transitions:,}", f"{group.megabytes:,.1f}"]
-            row += [str(group.length), str(group.total_reward), f"{group.terminated:.0%}"]
-            table.add_row(*([folder] if folder else []), *row)
+            row += [str(group.length or "-"), str(group.total_reward or "-"), f"{group.terminated:.0%}"]
+            table.add_row(*map(escape, ([folder] if folder else []) + row))
     console.print(
-        f"[bold]{escape(str(path))}[/]: {sum(group.files for group in groups):,} trajectory files, "
+        f"[bold]{escape(printable(str(path)))}[/]: {sum(group.files for group in groups):,} trajectory files, "
         f"{sum(group.transitions for group in groups):,} transitions, "
         f"{sum(group.megabytes for group in groups):,.1f} MB",
         highlight=False,
@@ -202,6 +220,13 @@ def _show_arrays(groups: list[Group], console: Console) -> None:
 
 def _show_others(folder: str, report: FolderReport, console: Console) -> None:
     where = f" in {folder}" if folder else ""
+    for env_name, group in report.environments.items():
+        if group.not_finite:
+            told = f"{group.not_finite:,} files of {env_name}{where} have rewards that are not finite"
+            console.print(told, highlight=False, markup=False)
+        if group.unlike:
+            told = f"{len(group.unlike):,} files of {env_name}{where} have other arrays, as {group.unlike[0]}"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
     if report.unfinished:
         console.print(f"{len(report.unfinished):,} unfinished files{where}", highlight=False)
     if report.foreign:

@@ -15,7 +15,7 @@ _DRAWN_FROM = ("fifo", "protected")
 
 
 class Found(NamedTuple):
-    """What a folder holds: trajectory files by name, unfinished ones, and others."""
+    """What a folder holds: what is named as trajectory files are, unfinished ones, and others."""
 
     folder: Path
     files: list[Path]
@@ -51,7 +51,7 @@ def _look_into(folder: Path) -> Found:
         if path.name.startswith("."):
             if path.name.endswith(UNFINISHED_SUFFIX):
                 found.unfinished.append(path)
-        elif path.suffix in SUFFIXES and path.is_file():
+        elif path.suffix in SUFFIXES:
             found.files.append(path)
         else:
             found.foreign.append(path)

@@ -80,10 +80,10 @@ class BufferFiles:
         self._deleted += names
         self.reweigh()
 
-    def forget(self, file: TrajFile, *, for_good: bool) -> None:
-        """Takes a file off the list that cannot be read."""
+    def forget(self, file: TrajFile, *, for_good: bool, for_now: bool) -> None:
+        """Takes a file off the list that cannot be read; see `TrajFolder.forget`."""
         for folder in (self.fifo, self.protected):
-            folder.forget(file, for_good=for_good)
+            folder.forget(file, for_good=for_good, for_now=for_now)
         self.reweigh()
 
     def reweigh(self) -> None:

@@ -7,6 +7,7 @@ without it is on disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Iterable
@@ -30,15 +31,23 @@ class CheckpointedFiles:
         self._next_listed: set[str] | None = None
         self._held: set[str] = set()
 
-    def delete(self, names: Iterable[str]) -> None:
-        """Takes files out of the folder: for good, or on hold if the last checkpoint lists them."""
+    def delete(self, names: Iterable[str]) -> list[str]:
+        """Takes files out of the folder: for good, or on hold if the last checkpoint lists them.
+
+        Returns:
+            The names of folders among them, which stay where they are.
+        """
         needed = self._listed | (self._next_listed or set())
+        folders = []
         for name in names:
-            if name in needed:
-                if _move(self.folder / name, self.hold):
-                    self._held.add(name)
-            else:
-                (self.folder / name).unlink(missing_ok=True)
+            path = self.folder / name
+            if path.is_dir() and not path.is_symlink():
+                folders.append(name)
+            elif name not in needed:
+                _remove(path)
+            elif _move(path, self.hold):
+                self._held.add(name)
+        return folders
 
     def state_dict(self, names: Iterable[str]) -> dict[str, list[str]]:
         """The listing that goes into a checkpoint: the folder's files and those on hold."""
@@ -51,7 +60,7 @@ class CheckpointedFiles:
             return
         self._listed, self._next_listed = self._next_listed, None
         for name in self._held - self._listed:
-            (self.hold / name).unlink(missing_ok=True)
+            _remove(self.hold / name)
         self._held &= self._listed
 
     def load_state_dict(
@@ -82,11 +91,22 @@ class CheckpointedFiles:
         self._held = {name for name in state["on_hold"] if (self.hold / name).exists()}
 
 
+def _remove(path: Path) -> None:
+    """Removes a file, unless another process was faster."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # how network file systems say that it is gone
+            raise
+
+
 def _move(source: Path, folder: Path) -> bool:
     """Moves a file into `folder`, made if need be; False if it is gone, as when another process was faster."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         os.replace(source, folder / source.name)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
         return False
     return True

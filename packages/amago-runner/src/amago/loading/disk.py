@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gin
 import numpy as np
@@ -23,22 +22,15 @@ from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, R
 from amago.loading.buffer_files import BufferFiles, News
 from amago.loading.checkpointed_files import CheckpointedFiles
 from amago.loading.dataset import RLDataset
+from amago.loading.drawing import FileDrawer, Weigh
 from amago.loading.files import TrajFile, TrajFolder
-from amago.loading.quarantine import Quarantine, is_gone, is_of_the_machine
+from amago.loading.quarantine import Quarantine
 from amago.loading.reader import TrajReader
 from amago.loading.sample import RLData
 from amago.loading.windows import Window, WindowLostError, read_window
 from amago.utils import amago_warning
 
-T = TypeVar("T")
-
-DRAWS_BETWEEN_LOOKS = 1024
-"""Draws after which a process looks for new files, for learners whose data is collected by others."""
-
 SAMPLE_BY = ("files", "timesteps")
-
-WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
-"""Seconds to wait between looks for files when there is none to draw from."""
 
 
 def get_path_to_trajs(dset_root: str | Path, dset_name: str, fifo: bool) -> Path:
@@ -112,9 +104,7 @@ class DiskTrajDataset(RLDataset):
         self.fifo = TrajFolder(fifo)
         self.protected = TrajFolder(protected, any_name=True)
         self.quarantine = fifo.parent / "quarantine"
-        self._quarantine = Quarantine(self.quarantine)
         self._checkpointed = CheckpointedFiles(fifo, fifo.parent / "on_hold", fifo.parent / "aside")
-        self._reader = TrajReader(cache_bytes)
         kept = len(os.listdir(protected))
         if dset_min_size > dset_max_size + kept:
             amago_warning(
@@ -123,7 +113,14 @@ class DiskTrajDataset(RLDataset):
                 "dset_min_size at most dset_max_size."
             )
         self._files = BufferFiles(self.fifo, self.protected)
-        self._draws_until_look = 0
+        self._drawer = FileDrawer(self._files, TrajReader(cache_bytes), Quarantine(self.quarantine))
+
+    def configure(
+        self, items_per_epoch: int, max_seq_len: int, padded_sampling: str, has_edit_rights: bool
+    ) -> None:
+        """As `RLDataset.configure`; with the right to edit, what is no trajectory moves to the quarantine."""
+        super().configure(items_per_epoch, max_seq_len, padded_sampling, has_edit_rights)
+        self._drawer.may_move = bool(has_edit_rights)
 
     @property
     def save_new_trajs_to(self) -> Path:
@@ -146,12 +143,7 @@ class DiskTrajDataset(RLDataset):
 
     def refresh(self, *, force: bool = False) -> None:
         """Brings the list of files up to date; costs two calls to the file system where nothing changed."""
-        self._draws_until_look = DRAWS_BETWEEN_LOOKS
-        removed, foreign = self._files.refresh(force=force)
-        for file in removed:
-            self._reader.drop(file.path)
-        for path in foreign:
-            self._reject(path, "its name is not that of a trajectory file")
+        self._drawer.refresh(force=force)
 
     def note_written(self, path: Path) -> None:
         """Puts a file on the list that this process has written; may be called in any thread."""
@@ -182,9 +174,9 @@ class DiskTrajDataset(RLDataset):
         lengths = np.zeros(len(files))
         for i, file in enumerate(files):
             try:
-                lengths[i] = self._reader.length(file.path)
+                lengths[i] = self._drawer.reader.length(file.path)
             except (OSError, CorruptTrajectoryError) as error:
-                self._pass_over(file, error)
+                self._drawer.pass_over(file, error)
         return lengths
 
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
@@ -195,18 +187,23 @@ class DiskTrajDataset(RLDataset):
             self._checkpointed.checkpoint_written()
             excess = len(self.fifo.files) - self.dset_max_size
             if excess > 0:
-                oldest = self.fifo.oldest(math.ceil(excess))
-                names = [file.name for file in oldest]
-                self._checkpointed.delete(names)
-                self._files.note_deleted(names)
-                for file in oldest:
-                    self._reader.drop(file.path)
-                deleted = len(oldest)
+                deleted = self._delete_oldest(math.ceil(excess))
         return {
             "Trajectory Files in FIFO": float(len(self.fifo.files)),
             "Trajectory Files in Protected": float(len(self.protected.files)),
             "Trajectory Files Deleted": float(deleted),
         }
+
+    def _delete_oldest(self, count: int) -> int:
+        oldest = self.fifo.oldest(count)
+        names = [file.name for file in oldest]
+        folders = self._checkpointed.delete(names)
+        self._files.note_deleted(names)
+        for file in oldest:
+            self._drawer.reader.drop(file.path)
+        for name in folders:
+            self._drawer.reject(self.fifo.path / name, "it is a folder")
+        return len(oldest) - len(folders)
 
     def delete(self, delete_protected: bool = False) -> None:
         """Deletes all files of `fifo`, and those of `protected` only if told to.
@@ -228,7 +225,8 @@ class DiskTrajDataset(RLDataset):
 
     def sample_random_trajectory(self) -> RLData:
         """Draws a file and reads all of it, relabelled if there is a relabeler; the arrays may be written to."""
-        traj = self._draw(lambda file: self._reader.whole(file.path))
+        reader = self._drawer.reader
+        traj = self._drawer.draw(lambda file: reader.whole(file.path), self.rng, self._weigh())
         if self.relabeler is not None:
             traj = self.relabeler(traj)
             if traj is None:
@@ -241,8 +239,7 @@ class DiskTrajDataset(RLDataset):
         """Draws a window of a random file. Without a relabeler its arrays may be views and read-only."""
         if self._reads_whole_files():
             return super().sample_random_slice()
-        self.check_configured()
-        window = self._draw(self._window)
+        window = self._random_window()
         while True:
             try:
                 return read_window(window)
@@ -254,8 +251,7 @@ class DiskTrajDataset(RLDataset):
         customised = type(self).sample_random_slice is not DiskTrajDataset.sample_random_slice
         if customised or self._reads_whole_files():
             return super().sample_window()
-        self.check_configured()
-        return self._draw(self._window)
+        return self._random_window()
 
     def worker_state(self) -> tuple[News, ...] | None:
         """What this process wrote and deleted itself; the copies in loader workers see the rest themselves."""
@@ -268,7 +264,7 @@ class DiskTrajDataset(RLDataset):
 
     def start_worker(self, workers: int) -> None:
         """Gives this worker its share of the memory for decoded trajectories."""
-        self._reader = TrajReader(self.cache_bytes // workers)
+        self._drawer.reader = TrajReader(self.cache_bytes // workers)
 
     def state_dict(self) -> dict[str, Any]:
         """The files of `fifo`. Those stay on disk, deleted or not, until the next checkpoint is written."""
@@ -298,60 +294,15 @@ class DiskTrajDataset(RLDataset):
         customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
         return customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler)
 
-    def _draw(self, read: Callable[[TrajFile], T]) -> T:
-        """Reads a random file; one that vanished or cannot be read is passed over, and another drawn."""
-        self._draws_until_look -= 1
-        if self._draws_until_look < 0:
-            self.refresh()
-        while True:
-            file = self._random_file()
-            try:
-                return read(file)
-            except (OSError, CorruptTrajectoryError) as error:
-                self._pass_over(file, error)
-
-    def _random_file(self) -> TrajFile:
-        by_count = self.sample_by == "files" and _inherits(self, "sampling_weights")
-        for wait in WAITS_FOR_FILES:
-            file = self._files.random(self.rng, None if by_count else self.sampling_weights)
-            if file is not None:
-                return file
-            # Files that were passed over may come into sight: of a network file system, or a writer's next.
-            time.sleep(wait)
-            self.refresh(force=True)
-        raise RuntimeError(
-            f"there are no trajectory files in {self.fifo.path} or {self.protected.path}: "
-            "collect some, or wait until ready_for_training"
-        )
-
-    def _window(self, file: TrajFile) -> Window:
+    def _random_window(self) -> Window:
+        self.check_configured()
         assert self.max_seq_len is not None
+        return self._drawer.window(self.max_seq_len, self.padded_sampling, self.rng, self._weigh())
 
-        def draw_another(error: Exception) -> Window:
-            self._pass_over(file, error)
-            return self._draw(self._window)
-
-        path = file.path
-        return self._reader.window(path, self.max_seq_len, self.padded_sampling, self.rng, draw_another)
-
-    def _pass_over(self, file: TrajFile, error: Exception) -> None:
-        """Takes a file off the list that could not be read.
-
-        Raises:
-            OSError: `error`, if it speaks of the machine and not of the file.
-        """
-        self._reader.drop(file.path)
-        if is_of_the_machine(error):
-            raise error
-        is_bad = self._quarantine.is_bad(file, error)
-        if is_bad or is_gone(error):
-            self._files.forget(file, for_good=is_bad)
-            if is_bad:
-                self._reject(Path(file.path), str(error))
-            self.refresh()
-
-    def _reject(self, path: Path, reason: str) -> None:
-        self._quarantine.take(path, reason, may_move=bool(self.has_edit_rights))
+    def _weigh(self) -> Weigh | None:
+        """None where all files have the same chance."""
+        by_count = self.sample_by == "files" and _inherits(self, "sampling_weights")
+        return None if by_count else self.sampling_weights
 
 
 def _inherits(dataset: DiskTrajDataset, name: str) -> bool:

@@ -37,6 +37,9 @@ LISTING_SHARE = 0.05
 UNASKED_SECONDS = 30.0
 """Time after which a folder is listed though its time stamp stands still."""
 
+ABSENT_SECONDS = 1.0
+"""Time for which a file that was listed but could not be opened is left alone, unless a look is forced."""
+
 FEW = 64
 """Changes that are put into the sorted list one by one; more are sorted in."""
 
@@ -117,6 +120,7 @@ class TrajFolder:
         self.ordered: list[TrajFile] = []
         self.listings = 0
         self._ignored: dict[str, int] = {}
+        self._absent: dict[str, tuple[int, float]] = {}
         self._written: deque[str] = deque()
         self._by_age: list[tuple[tuple[float, str], TrajFile]] | None = None
         self._mtime_ns = -1
@@ -151,6 +155,8 @@ class TrajFolder:
     def refresh(self, *, force: bool = False) -> Listing:
         """Reads the folder again if it may have changed since the last time, or if `force`d to."""
         came = self.take_written()
+        if force:
+            self._absent.clear()
         try:
             mtime_ns = self.path.stat().st_mtime_ns
             if not (force or self._is_due(mtime_ns)):
@@ -167,13 +173,21 @@ class TrajFolder:
             return Listing(came, [], [])  # the handle of a network file system, which the next look renews
         return Listing(came + listing.added, listing.removed, listing.foreign)
 
-    def forget(self, file: TrajFile, *, for_good: bool) -> None:
-        """Takes `file` off the list; `for_good`, it stays off even if it stays in the folder."""
+    def forget(self, file: TrajFile, *, for_good: bool = False, for_now: bool = False) -> None:
+        """Takes `file` off the list until the next look at the folder.
+
+        Args:
+            file: which one.
+            for_good: it stays off even if it stays in the folder.
+            for_now: it stays off for a while, as it was listed before it could be seen.
+        """
         if self.files.get(file.name) != file:
             return
         self._change([], [file])
         if for_good:
             self._ignored[file.name] = file.inode
+        elif for_now:
+            self._absent[file.name] = file.inode, time.monotonic()
 
     def oldest(self, count: int) -> list[TrajFile]:
         """The `count` files that were written first."""
@@ -208,7 +222,7 @@ class TrajFolder:
     def _read(self) -> Listing:
         began = time.monotonic()
         self.listings += 1
-        folder, files, ignored = str(self.path), self.files, self._ignored
+        folder, files, ignored, absent = str(self.path), self.files, self._ignored, self._absent
         added: list[TrajFile] = []
         removed: list[TrajFile] = []
         foreign: list[str] = []
@@ -222,6 +236,8 @@ class TrajFolder:
                     continue
                 if name.startswith(".") or ignored.get(name) == inode:
                     continue  # a leading dot marks files that are still being written
+                if name in absent and self._is_absent(name, inode, began):
+                    continue
                 file = self._parse(name, inode)
                 if file is None:
                     ignored[name] = inode
@@ -234,6 +250,15 @@ class TrajFolder:
         self._listed_at = time.monotonic()
         self._listing_took = self._listed_at - began
         return Listing(added, removed, foreign)
+
+    def _is_absent(self, name: str, inode: int, now: float) -> bool:
+        """Whether a name that was listed is to be passed over for now, and looked at again soon."""
+        seen_inode, since = self._absent[name]
+        if inode != seen_inode or now - since > ABSENT_SECONDS:
+            del self._absent[name]
+            return False
+        self._is_settled = False
+        return True
 
     def _change(self, added: list[TrajFile], removed: list[TrajFile]) -> None:
         if not (added or removed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import warnings
 from pathlib import Path
@@ -11,12 +12,10 @@ from amago.hindsight import CorruptTrajectoryError, load_trajectory
 from amago.loading.files import TrajFile
 from amago.utils import AmagoWarning
 
-ERRORS_OF_GONE_FILES = frozenset({errno.ENOENT, errno.ESTALE})
-"""Deleted by another process, or not yet or no longer to be seen through a network file system."""
+ERRORS_OF_GONE_FILES = frozenset({errno.ENOENT, errno.ESTALE, errno.EIO})
+"""Deleted by another process, or not to be seen or read just now through a network file system."""
 
-ERRORS_OF_BAD_FILES = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
-)
+ERRORS_OF_BAD_FILES = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """What is wrong with one file and no reason to stop."""
 
 
@@ -50,9 +49,9 @@ class Quarantine:
     def take(self, path: Path, reason: str, *, may_move: bool) -> None:
         """Warns about a file that is no trajectory, and moves it here if this process may."""
         if may_move:
-            self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                os.replace(path, self.folder / path.name)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                os.replace(path, self._free_place(path.name))
             except FileNotFoundError:
                 return  # another process of this run has moved it, and warned
             except OSError as error:
@@ -61,6 +60,11 @@ class Quarantine:
                 warnings.warn(f"moved {path} to {self.folder}: {reason}", AmagoWarning, stacklevel=2)
                 return
         warnings.warn(f"skipping {path}: {reason}", AmagoWarning, stacklevel=2)
+
+    def _free_place(self, name: str) -> Path:
+        """Where nothing lies that was taken before."""
+        names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
+        return next(place for place in map(self.folder.joinpath, names) if not os.path.lexists(place))
 
 
 def is_gone(error: Exception) -> bool:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
 from amago.hindsight import CorruptTrajectoryError, FrozenTraj
-from amago.hindsight.layout import TrajectoryLayout, identity_of, opened_trajectory, read_layout
+from amago.hindsight.layout import (
+    FileIdentity,
+    TrajectoryLayout,
+    identity_of,
+    opened_trajectory,
+    read_layout,
+)
+from amago.hindsight.stored_array import Source
 from amago.loading.cache import TrajCache
 from amago.loading.sample import window_bounds
-from amago.loading.windows import FileWindow, MemoryWindow, Spec, Window, spec_of_layout
+from amago.loading.windows import FileWindow, MemoryWindow, Spec, Window, content_of, spec_of_layout
 
 SMALL_BYTES = 1 << 20
 """Trajectories up to this size are read whole and cached; of larger ones only the window, at every draw."""
@@ -21,11 +32,22 @@ SHARE_OF_CACHE = 8
 KEPT_LAYOUTS = 1 << 14
 """Files whose headers are remembered. Files are drawn at random, so that the first ones are as good as any."""
 
+USUAL_FILES = 64
+"""Files that must agree in their arrays before one that differs is taken for a stray."""
+
+
+class Known(NamedTuple):
+    """What is remembered of a file's headers."""
+
+    layout: TrajectoryLayout
+    spec: Spec
+
 
 class TrajReader:
     """Reads files by path, and remembers what `drop` does not make it forget.
 
-    All methods raise `CorruptTrajectoryError` for a file that is no trajectory and `OSError` for one that is gone.
+    All methods raise `CorruptTrajectoryError` for a file that is no trajectory, or none like all the others, and
+    `OSError` for one that is gone.
 
     Args:
         cache_bytes: memory for decoded trajectories.
@@ -34,22 +56,25 @@ class TrajReader:
     def __init__(self, cache_bytes: int) -> None:
         self.cache = TrajCache(cache_bytes)
         self._lengths: dict[str, int] = {}
-        self._layouts: dict[str, tuple[TrajectoryLayout, Spec]] = {}
+        self._layouts: dict[str, Known] = {}
+        self._usual: Spec | None = None
+        self._of_usual: set[str] = set()
 
     def length(self, path: str) -> int:
         """T, the transitions of the file, at least 1."""
         length = self._lengths.get(path)
         if length is None:
-            length = self._lengths[path] = self._layout(path)[0].length
+            with self._looked_into(path) as (known, _):
+                length = self._lengths[path] = known.layout.length
         return length
 
     def whole(self, path: str) -> FrozenTraj:
         """The whole trajectory, its arrays the caller's own."""
         entry = self.cache.get(path)
         if entry is None:
-            layout, _ = self._layout(path)
-            traj = _read(path, layout, 0, layout.length)
-            if self._is_worth_caching(layout):
+            with self._looked_into(path) as (known, source):
+                traj = known.layout.read(source, 0, known.layout.length)
+            if self._is_worth_caching(known.layout):
                 self.cache.put(path, traj)
         else:
             traj = entry.traj
@@ -70,40 +95,64 @@ class TrajReader:
         if entry is not None:
             start, stop = window_bounds(entry.length, length, padded_sampling, rng)
             return MemoryWindow(entry.arrays, entry.spec, start, stop)
-        layout, spec = self._layout(path)
-        start, stop = window_bounds(layout.length, length, padded_sampling, rng)
-        if self._is_worth_caching(layout):
-            entry = self.cache.put(path, _read(path, layout, 0, layout.length))
-            return MemoryWindow(entry.arrays, entry.spec, start, stop)
-        if layout.is_direct:
-            return FileWindow(path, layout, spec, start, stop, on_loss)
-        return MemoryWindow.of(_read(path, layout, start, stop))
+        known = self._layouts.get(path)
+        if known is None or not known.layout.is_direct or self._is_worth_caching(known.layout):
+            with self._looked_into(path) as (known, source):
+                layout, spec = known
+                start, stop = window_bounds(layout.length, length, padded_sampling, rng)
+                if self._is_worth_caching(layout):
+                    entry = self.cache.put(path, layout.read(source, 0, layout.length))
+                    return MemoryWindow(entry.arrays, entry.spec, start, stop)
+                if not layout.is_direct or isinstance(source, io.BytesIO):
+                    return MemoryWindow.of(layout.read(source, start, stop))
+        else:
+            layout, spec = known
+            start, stop = window_bounds(layout.length, length, padded_sampling, rng)
+        return FileWindow(path, layout, spec, start, stop, on_loss)
 
     def drop(self, path: str) -> None:
         """Forgets what is known of the file, because it is gone or another took its place."""
         self.cache.drop(path)
         self._lengths.pop(path, None)
         self._layouts.pop(path, None)
+        self._of_usual.discard(path)
 
     def _is_worth_caching(self, layout: TrajectoryLayout) -> bool:
         most = SMALL_BYTES if layout.is_direct else max(SMALL_BYTES, self.cache.max_bytes // SHARE_OF_CACHE)
         return layout.nbytes <= most and self.cache.has_room_for(layout.nbytes)
 
-    def _layout(self, path: str) -> tuple[TrajectoryLayout, Spec]:
-        known = self._layouts.get(path)
-        if known is None:
-            with opened_trajectory(path) as file:
-                layout = read_layout(file, path)
-            if layout.length < 1:
-                raise CorruptTrajectoryError(f"{path} holds no transition")
-            known = layout, spec_of_layout(layout)
-            if len(self._layouts) < KEPT_LAYOUTS:
-                self._layouts[path] = known
+    @contextmanager
+    def _looked_into(self, path: str) -> Iterator[tuple[Known, Source]]:
+        """What the headers say, and the open file, or its content if it is small."""
+        with opened_trajectory(path) as file:
+            identity = identity_of(file)
+            source = content_of(file, identity)
+            known = self._layouts.get(path)
+            if known is None:
+                known = self._first_look(path, source, identity)
+            elif known.layout.identity != identity:
+                raise OSError(errno.ESTALE, "another file took its place", path)
+            yield known, source
+
+    def _first_look(self, path: str, source: Source, identity: FileIdentity) -> Known:
+        layout = read_layout(source, path, identity)
+        if layout.length < 1:
+            raise CorruptTrajectoryError(f"{path} holds no transition")
+        known = Known(layout, spec_of_layout(layout))
+        self._check_that_it_is_usual(path, known.spec)
+        if len(self._layouts) < KEPT_LAYOUTS:
+            self._layouts[path] = known
         return known
 
-
-def _read(path: str, layout: TrajectoryLayout, start: int, stop: int) -> FrozenTraj:
-    with opened_trajectory(path) as file:
-        if identity_of(file) != layout.identity:
-            raise FileNotFoundError(f"another file took the place of {path}")
-        return layout.read(file, start, stop)
+    def _check_that_it_is_usual(self, path: str, spec: Spec) -> None:
+        """Raises CorruptTrajectoryError for a file that cannot share a batch with the many before it."""
+        if self._usual is None or not self._of_usual:
+            self._usual = spec
+        if spec is self._usual:
+            if len(self._of_usual) < USUAL_FILES:
+                self._of_usual.add(path)
+        elif len(self._of_usual) >= USUAL_FILES:
+            odd = ", ".join(sorted(f"{f} {f.dtype}{f.row_shape}" for f in set(spec) ^ set(self._usual)))
+            raise CorruptTrajectoryError(
+                f"{path} holds other arrays than the {USUAL_FILES} files read before it; only one side has {odd}"
+            )

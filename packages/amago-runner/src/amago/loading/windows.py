@@ -9,6 +9,7 @@ Shapes: B sequences, T transitions of the longest one.
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.hindsight import CorruptTrajectoryError
-from amago.hindsight.layout import TrajectoryLayout, identity_of
-from amago.hindsight.stored_array import open_unchecked
+from amago.hindsight.layout import FileIdentity, TrajectoryLayout, held_as, identity_of
+from amago.hindsight.stored_array import Source, open_unchecked
 from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.sample import RLData, TrajectoryArrays
 
 Array = NDArray[Any]
 FIELDS = {"rl2s": 1, "time_idxs": 1, "rews": 0, "dones": 0, "actions": 0}
 """Arrays of a sample beside the observations, and by how many rows they exceed the number of transitions."""
+
+ONE_READ_BYTES = 1 << 17
+"""Files up to this size are fetched in one read, which costs less than several of their parts."""
 
 TIMESTEP_FIELDS = frozenset(name for name, extra_rows in FIELDS.items() if extra_rows)
 
@@ -147,10 +151,11 @@ class FileWindow:
         try:
             with open_unchecked(self._path) as file:
                 if identity_of(file) != layout.identity:
-                    raise FileNotFoundError(errno.ENOENT, "another file took its place", self._path)
+                    raise OSError(errno.ESTALE, "another file took its place", self._path)
+                source = content_of(file, layout.identity)
                 for target, array, field in zip(targets, layout.arrays, self.spec, strict=True):
                     rows = steps + (field.is_obs or field.name in TIMESTEP_FIELDS)
-                    array.read_into(file, target[row, :rows], start)
+                    array.read_into(source, target[row, :rows], start)
         except OSError as error:
             raise self._lost(row, error) from error
         except ValueError as error:
@@ -176,8 +181,13 @@ def spec_of_layout(layout: TrajectoryLayout) -> Spec:
     for array in layout.arrays:
         is_obs = array.name.startswith(OBS_KEY_PREFIX)
         name = array.name.removeprefix(OBS_KEY_PREFIX) if is_obs else array.name
-        fields.append(Field(name, is_obs, array.shape[1:], array.dtype))
+        fields.append(Field(name, is_obs, array.shape[1:], held_as(array)))
     return spec_of(fields)
+
+
+def content_of(file: io.FileIO, identity: FileIdentity) -> Source:
+    """The content of a small file, or the file."""
+    return io.BytesIO(file.read(identity.size)) if identity.size <= ONE_READ_BYTES else file
 
 
 def read_window(window: Window) -> RLData:

@@ -113,10 +113,10 @@ def _npz_episodes(path: Path, *spaces: gym.Space[Any] | None) -> Iterator[Frozen
     with np.load(path, allow_pickle=False) as archive:
         arrays: dict[str, Any] = {}
         for name in archive.files:
-            first, _, key = name.partition("/")
+            first, slash, key = name.partition("/")
             if first not in _USED:
                 continue
-            if key and first.endswith("observations"):
+            if slash and first.endswith("observations"):
                 arrays.setdefault(first, {})[key] = archive[name]
             else:
                 arrays[name] = archive[name]

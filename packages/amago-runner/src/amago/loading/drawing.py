@@ -1,0 +1,137 @@
+"""Draws files of a replay buffer and passes over those that cannot be read.
+
+A file may vanish between the listing and the read, come into sight late through a network file system, or be no
+trajectory. None of these stops a draw: another file is drawn, and what is broken goes to the quarantine.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from amago.hindsight import CorruptTrajectoryError
+from amago.loading.buffer_files import BufferFiles
+from amago.loading.files import TrajFile
+from amago.loading.quarantine import Quarantine, is_gone, is_of_the_machine
+from amago.loading.reader import TrajReader
+from amago.loading.windows import Window
+
+T = TypeVar("T")
+Weigh = Callable[[Sequence[TrajFile]], ArrayLike | None]
+
+DRAWS_BETWEEN_LOOKS = 1024
+"""Draws after which a process looks for new files, for learners whose data is collected by others."""
+
+WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
+"""Seconds to wait between looks for files when there is none to draw from."""
+
+
+class FileDrawer:
+    """Draws from the files of a buffer.
+
+    Args:
+        files: the list.
+        reader: reads them.
+        quarantine: takes the broken ones.
+
+    Attributes:
+        may_move: whether this process may take files out of the buffer.
+    """
+
+    def __init__(self, files: BufferFiles, reader: TrajReader, quarantine: Quarantine) -> None:
+        self.files, self.reader, self.quarantine = files, reader, quarantine
+        self.may_move = False
+        self._draws_until_look = 0
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Brings the list of files up to date."""
+        self._draws_until_look = DRAWS_BETWEEN_LOOKS
+        removed, foreign = self.files.refresh(force=force)
+        for file in removed:
+            self.reader.drop(file.path)
+        for path in foreign:
+            self.reject(path, "its name is not that of a trajectory file")
+
+    def draw(self, read: Callable[[TrajFile], T], rng: np.random.Generator, weigh: Weigh | None) -> T:
+        """Reads a random file; one that vanished or cannot be read is passed over, and another drawn.
+
+        Args:
+            read: reads the file that was drawn.
+            rng: source of the draw.
+            weigh: gives the weights of the files; None for equal ones.
+
+        Raises:
+            RuntimeError: if there is no file that can be read, not even after waiting for a second.
+            OSError: if it is the machine that cannot read files.
+        """
+        self._draws_until_look -= 1
+        if self._draws_until_look < 0:
+            self.refresh()
+        waits = iter(WAITS_FOR_FILES)
+        failure: Exception | None = None
+        while True:
+            file = self.files.random(rng, weigh)
+            if file is None:
+                # Files that were passed over may come into sight: of a network file system, or a writer's next.
+                self._wait(waits, failure)
+                continue
+            try:
+                return read(file)
+            except (OSError, CorruptTrajectoryError) as error:
+                failure = error
+                self.pass_over(file, error)
+
+    def window(
+        self, length: int, padded_sampling: str, rng: np.random.Generator, weigh: Weigh | None
+    ) -> Window:
+        """A window of a random file as `TrajReader.window` draws it, from another one if that is lost."""
+
+        def of(file: TrajFile) -> Window:
+            def draw_another(error: Exception) -> Window:
+                self.pass_over(file, error)
+                return self.window(length, padded_sampling, rng, weigh)
+
+            return self.reader.window(file.path, length, padded_sampling, rng, draw_another)
+
+        return self.draw(of, rng, weigh)
+
+    def pass_over(self, file: TrajFile, error: Exception) -> None:
+        """Takes a file off the list that could not be read.
+
+        Raises:
+            OSError: `error`, if it speaks of the machine and not of the file.
+        """
+        self.reader.drop(file.path)
+        if is_of_the_machine(error):
+            raise error
+        is_bad = self.quarantine.is_bad(file, error)
+        if is_bad or is_gone(error):
+            is_stale = isinstance(error, OSError) and error.errno == errno.ESTALE
+            self.files.forget(file, for_good=is_bad, for_now=not is_stale)
+            if is_bad:
+                self.reject(Path(file.path), str(error))
+            self.refresh()
+
+    def reject(self, path: Path, reason: str) -> None:
+        """Warns about what is no trajectory, and moves it to the quarantine if this process may."""
+        self.quarantine.take(path, reason, may_move=self.may_move)
+
+    def _wait(self, waits: Iterator[float], failure: Exception | None) -> None:
+        seconds = next(waits, None)
+        if seconds is None:
+            folders = f"{self.files.fifo.path} or {self.files.protected.path}"
+            if failure is None:
+                raise RuntimeError(
+                    f"there are no trajectory files in {folders}: collect some, or wait until ready_for_training"
+                )
+            raise RuntimeError(
+                f"there are no trajectory files in {folders} that can be read: {failure}"
+            ) from failure
+        time.sleep(seconds)
+        self.refresh(force=True)

@@ -1,0 +1,306 @@
+"""Trajectory files that were made to do harm, or have gone wrong in ways that no writer of ours causes.
+
+Whatever lies in a buffer is read by learners, so a file may cost neither code, nor memory out of proportion to its
+size, nor any error but the one that has it thrown out.
+"""
+
+import io
+import json
+import os
+import struct
+import tracemalloc
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amago.hindsight import CorruptTrajectoryError, load_slice, load_trajectory, save_trajectory
+from amago.hindsight.layout import opened_trajectory, read_layout
+from amago.hindsight.stored_array import open_unchecked
+
+Array = np.ndarray
+
+
+def whole(path: Path) -> object:
+    return load_trajectory(path)
+
+
+def part(path: Path) -> object:
+    return load_slice(path, 0, 1)
+
+
+@pytest.fixture
+def arrays(make_frozen) -> dict[str, Array]:
+    """What a trajectory of 7 transitions is stored as."""
+    return make_frozen(length=7).to_dict()
+
+
+def write_zip(path: Path, members: Iterable[tuple[str, Array]], method: int = zipfile.ZIP_STORED) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile, about names that it gets twice
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name, array in members:
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.lib.format.write_array(member, array)
+    return path
+
+
+def write_traj(path: Path, header: bytes, content: bytes = bytes(1000)) -> Path:
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content)
+    return path
+
+
+def traj_header(arrays: dict[str, Array], change: Callable[[dict], object]) -> tuple[bytes, bytes]:
+    """The header of a .traj with these arrays, changed, and their content."""
+    entries: dict[str, dict] = {}
+    content, names = b"", {"f": "F", "i": "I", "u": "U", "b": "BOOL"}
+    for name, array in arrays.items():
+        kind = names[array.dtype.kind]
+        dtype = kind if kind == "BOOL" else f"{kind}{8 * array.itemsize}"
+        place = [len(content), len(content) + array.nbytes]
+        entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": place}
+        content += array.tobytes()
+    change(entries)
+    return json.dumps(entries).encode(), content
+
+
+def peak_of(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# Memory
+
+
+def test_content_that_shrinks_out_of_proportion_is_refused_before_it_is_inflated(tmp_path, arrays):
+    rows = {name: np.resize(array, (len(array) * 40, *array.shape[1:])) for name, array in arrays.items()}
+    rows = {
+        n: a[: 280 + (n not in ("rews", "dones", "actions"))] for n, a in rows.items() if n != "time_idxs"
+    }
+    rows["time_idxs"] = np.arange(281)[:, None]
+    rows["_OBS_KEY_zeros"] = np.zeros((281, 1000, 1000), np.uint8)  # 281 MB of zeros, honestly compressed
+    bomb = write_zip(tmp_path / "x.npz", rows.items(), zipfile.ZIP_DEFLATED)
+    assert bomb.stat().st_size < 1 << 20
+    for read in (whole, part):
+
+        def refuse(read: Callable[[Path], object] = read) -> None:
+            with pytest.raises(CorruptTrajectoryError, match="claims to hold"):
+                read(bomb)
+
+        assert peak_of(refuse) < 1 << 20
+
+
+def test_a_window_of_a_compressed_file_takes_the_memory_of_the_window(tmp_path, make_frozen):
+    frozen = make_frozen(length=4000)
+    path = save_trajectory(frozen, tmp_path / "x", "npz-compressed", "env")
+    total = sum(array.nbytes for array in frozen.to_dict().values())
+    assert peak_of(lambda: load_slice(path, 3990, 3999)) < total / 2 + (1 << 19)
+    # the fault: everything up to the window is inflated into one piece, and then copied
+    assert peak_of(lambda: load_trajectory(path)) > total
+
+
+def test_arrays_that_share_their_bytes_are_refused(tmp_path, arrays):
+    """A few bytes read as many arrays: the way to make a small file large without compression."""
+
+    def overlap(entries: dict) -> None:
+        for i in range(50):
+            entries[f"_OBS_KEY_{i}"] = entries["_OBS_KEY_image"]
+
+    with pytest.raises(CorruptTrajectoryError, match="over one another"):
+        load_trajectory(write_traj(tmp_path / "x.traj", *traj_header(arrays, overlap)))
+    data = bytearray(write_zip(tmp_path / "x.npz", arrays.items()).read_bytes())
+    end = data.rindex(b"PK\x05\x06")
+    size, offset = struct.unpack_from("<2I", data, end + 12)
+    entry = data.index(b"_OBS_KEY_image.npy", offset) - 46
+    one = data[entry : entry + 46 + len("_OBS_KEY_image.npy")]
+    copies = b"".join(one.replace(b"image", f"imag{i:x}".encode()) for i in range(9))
+    count = len(arrays) + 9
+    tail = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, size + len(copies), offset, 0)
+    (tmp_path / "x.npz").write_bytes(data[:end] + copies + tail)
+    with pytest.raises(CorruptTrajectoryError, match="over one another"):
+        load_trajectory(tmp_path / "x.npz")
+
+
+def test_an_archive_of_very_many_arrays_is_refused_at_once(tmp_path):
+    path = write_zip(tmp_path / "x.npz", ((f"_OBS_KEY_{i}", np.zeros((2, 1))) for i in range(5000)))
+    with pytest.raises(CorruptTrajectoryError, match="5000 arrays"):
+        load_trajectory(path)
+
+
+@pytest.mark.parametrize("nbytes", [2**22 + 1, 2**40, 2**63, 2**64 - 1])
+def test_a_header_that_claims_a_huge_length_is_not_allocated(tmp_path, nbytes):
+    path = tmp_path / "x.traj"
+    path.write_bytes(struct.pack("<Q", nbytes) + b"{" + bytes(1000))
+
+    def refuse() -> None:
+        with pytest.raises(CorruptTrajectoryError, match="cut off"):
+            load_trajectory(path)
+
+    assert peak_of(refuse) < 1 << 20
+
+
+# Contradictions
+
+
+def test_an_array_that_is_there_twice_is_refused(tmp_path, arrays):
+    members = [*arrays.items(), ("actions", arrays["actions"])]
+    with pytest.raises(CorruptTrajectoryError, match=r"\d+ arrays under \d+ names"):
+        load_trajectory(write_zip(tmp_path / "x.npz", members))
+    header, content = traj_header(arrays, lambda entries: None)
+    header = header[:-1] + b', "rews": ' + json.dumps(json.loads(header)["rews"]).encode() + b"}"
+    with pytest.raises(CorruptTrajectoryError, match="twice"):
+        load_trajectory(write_traj(tmp_path / "x.traj", header, content))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(b"[]", b'"text"', b"5", b"null", b"", b"{", b"\xff\xfe", b"[" * 5000, b'{"a":' * 3000),
+        *(b'{"__metadata__": []}', b'{"__metadata__": "1"}', b'{"__metadata__": {"version": 1}}'),
+        *(b'{"rews": []}', b'{"rews": {}}', b'{"rews": "F32"}', b'{"rews": null}'),
+    ],
+    ids=str,
+)
+def test_a_header_of_another_form_is_corrupt(tmp_path, header):
+    with pytest.raises(CorruptTrajectoryError):
+        load_trajectory(write_traj(tmp_path / "x.traj", header))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [float("nan"), 1]},
+        {"shape": [float("inf"), 1]},
+        {"shape": [-7, -1]},
+        {"shape": [7.5, 1]},
+        {"shape": "71"},
+        {"shape": []},
+        {"shape": [2**62, 2**62]},
+        {"shape": [7] + [1] * 80},
+        {"dtype": "F128"},
+        {"dtype": []},
+        {"dtype": None},
+        {"data_offsets": [0]},
+        {"data_offsets": ["a", "b"]},
+        {"data_offsets": [-28, 0]},
+        {"data_offsets": [2**70, 2**70 + 28]},
+    ],
+    ids=str,
+)
+def test_an_array_of_impossible_shape_dtype_or_place_is_corrupt(tmp_path, arrays, change):
+    header = traj_header(arrays, lambda entries: entries["rews"].update(change))
+    for read in (whole, part):
+        with pytest.raises(CorruptTrajectoryError):
+            read(write_traj(tmp_path / "x.traj", *header))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rews", np.zeros((6, 1), np.float32)),
+        ("rews", np.zeros((7, 2), np.float32)),
+        ("rews", np.zeros(7, np.float32)),
+        ("rews", np.zeros((0, 1), np.float32)),
+        ("rews", np.zeros((7, 1), np.complex64)),
+        ("dones", np.zeros((7, 1), np.float32)),
+        ("actions", np.zeros((7, 0), np.float32)),
+        ("time_idxs", np.zeros((8, 1), np.float64)),
+        ("rl2s", np.full((8, 3), "text")),
+        ("_OBS_KEY_image", np.float32(1)),
+        ("_OBS_KEY_image", np.zeros((3, 4), np.uint8)),
+        ("_OBS_KEY_image", np.zeros(8, [("a", "f4")])),
+        ("_OBS_KEY_image", np.zeros(8, "M8[s]")),
+        ("_OBS_KEY_image", np.zeros((8, 2), np.longdouble)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.dtype}{value.shape}",
+)
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_arrays_that_do_not_fit_together_are_corrupt(tmp_path, arrays, name, wrong, method):
+    path = write_zip(tmp_path / "x.npz", {**arrays, name: wrong}.items(), method)
+    for read in (whole, part):
+        with pytest.raises(CorruptTrajectoryError):
+            read(path)
+
+
+def test_names_that_lead_out_of_the_folder_lead_nowhere(tmp_path, arrays):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    outside = write_zip(folder / "x.npz", [*arrays.items(), ("../../outside", np.zeros(3))])
+    with pytest.raises(CorruptTrajectoryError, match=r"\.\./\.\./outside"):
+        load_trajectory(outside)
+    keyed = write_zip(folder / "y.npz", [*arrays.items(), ("_OBS_KEY_../../key", np.zeros((8, 1)))])
+    assert "../../key" in load_trajectory(keyed).obs
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "x.npz", "y.npz"]
+
+
+# What is under the name
+
+
+def test_links_to_trajectories_are_read_and_links_to_devices_are_not(tmp_path, make_frozen):
+    save_trajectory(make_frozen(length=7), tmp_path / "x", "npz", "env")
+    os.symlink(tmp_path / "x.npz", tmp_path / "link.npz")
+    assert len(load_trajectory(tmp_path / "link.npz")) == 7
+    for device in ("/dev/zero", "/dev/null"):
+        os.symlink(device, tmp_path / "device.npz")
+        with pytest.raises(CorruptTrajectoryError, match="no regular file"):
+            load_trajectory(tmp_path / "device.npz")
+        os.unlink(tmp_path / "device.npz")
+
+
+def test_trying_to_open_folders_uses_up_no_file_handles(tmp_path):
+    def handles() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = handles()
+    for _ in range(10):
+        with pytest.raises(IsADirectoryError):
+            open_unchecked(tmp_path)
+    assert handles() == before
+    # the fault: a descriptor that is not closed when it turns out to be a folder's
+    with pytest.raises(IsADirectoryError):
+        io.FileIO(left := os.open(tmp_path, os.O_RDONLY))
+    assert handles() == before + 1
+    os.close(left)
+
+
+class Trickling(io.FileIO):
+    """Reads at most 1,000 bytes at once, as systems do with 2 GiB, and network file systems when they like."""
+
+    def readinto(self, buffer: object) -> int:
+        return super().readinto(memoryview(buffer)[:1000])
+
+
+@pytest.mark.parametrize("save_as", ["npz", "traj"])
+def test_reads_that_end_early_are_gone_on_with(tmp_path, make_frozen, save_as):
+    frozen = make_frozen(length=500)
+    path = save_trajectory(frozen, tmp_path / "x", save_as, "env")
+    with opened_trajectory(path) as file:
+        layout = read_layout(file, path)
+    loaded = layout.read(Trickling(path), 0, 500)
+    for name, array in frozen.to_dict().items():
+        np.testing.assert_array_equal(loaded.to_dict()[name], array)
+    os.truncate(path, path.stat().st_size - 5000)
+    with pytest.raises(ValueError, match="cut off"):
+        layout.read(Trickling(path), 0, 500)
+
+
+def test_whatever_two_bytes_are_spoilt_the_file_is_corrupt_or_whole(tmp_path, make_frozen):
+    """Compressed ones too, which the reader inflates piece by piece."""
+    frozen = make_frozen(length=5)
+    rng = np.random.default_rng(2)
+    path = save_trajectory(frozen, tmp_path / "x", "npz-compressed", "env")
+    raw = path.read_bytes()
+    for place in rng.integers(0, len(raw), 400):
+        path.write_bytes(raw[:place] + rng.bytes(2) + raw[place + 2 :])
+        for read in (whole, part):
+            try:
+                read(path)
+            except (CorruptTrajectoryError, IndexError):
+                continue

@@ -1,0 +1,283 @@
+"""A buffer into which anything was put: learners go on with the good trajectories and say which are not."""
+
+import errno
+import os
+import struct
+import threading
+import tracemalloc
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amago.hindsight import FrozenTraj, NoOpRelabeler, save_trajectory
+from amago.loading import DiskTrajDataset, drawing, files
+from amago.loading import reader as reading
+from amago.loading.batches import BatchLoader
+from amago.loading.packing import private_memory
+from amago.utils import AmagoWarning
+
+Fill = Callable[..., list[Path]]
+
+
+def archive(path: Path, traj: FrozenTraj, *more: tuple[str, np.ndarray], method: int = 0) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(path, "w", method) as target:
+            for name, array in (*traj.to_dict().items(), *more):
+                with target.open(f"{name}.npy", "w") as member:
+                    np.lib.format.write_array(member, array, allow_pickle=True)
+
+
+class RunsCode:
+    """Unpickling it makes a folder."""
+
+    def __reduce__(self) -> object:
+        return os.mkdir, ("code has run",)
+
+
+def pickled_member(folder: Path, traj: FrozenTraj) -> None:
+    archive(folder / "env_00000100_1.npz", traj, ("_OBS_KEY_code", np.array([RunsCode()] * 6, dtype=object)))
+
+
+def twice_the_same_member(folder: Path, traj: FrozenTraj) -> None:
+    archive(folder / "env_00000100_1.npz", traj, ("actions", traj.actions))
+
+
+def bomb(folder: Path, traj: FrozenTraj) -> None:
+    zeros = np.zeros((len(traj) + 1, 50_000_000), np.uint8)
+    archive(folder / "env_00000100_1.npz", traj, ("_OBS_KEY_zeros", zeros), method=zipfile.ZIP_DEFLATED)
+
+
+def header_of_terabytes(folder: Path, traj: FrozenTraj) -> None:
+    (folder / "env_00000100_1.traj").write_bytes(struct.pack("<Q", 2**42) + b"{" + bytes(500))
+
+
+def header_that_is_a_list(folder: Path, traj: FrozenTraj) -> None:
+    (folder / "env_00000100_1.traj").write_bytes(struct.pack("<Q", 2) + b"[]" + bytes(500))
+
+
+def rows_missing(folder: Path, traj: FrozenTraj) -> None:
+    archive(folder / "env_00000100_1.npz", traj, ("_OBS_KEY_short", traj.obs["observation"][:-1]))
+
+
+def name_out_of_the_folder(folder: Path, traj: FrozenTraj) -> None:
+    archive(folder / "env_00000100_1.npz", traj, ("../../escaped", traj.rews))
+
+
+def folder_with_content(folder: Path, traj: FrozenTraj) -> None:
+    (folder / "env_00000100_1.npz" / "more").mkdir(parents=True)
+
+
+def link_to_a_device(folder: Path, traj: FrozenTraj) -> None:
+    os.symlink("/dev/zero", folder / "env_00000100_1.npz")
+
+
+def bytes_for_a_name(folder: Path, traj: FrozenTraj) -> None:
+    (folder / os.fsdecode(b"\xff\xfe_00000100_1.npz")).write_bytes(b"")
+
+
+HOSTILE = [
+    pickled_member,
+    twice_the_same_member,
+    bomb,
+    header_of_terabytes,
+    header_that_is_a_list,
+    rows_missing,
+    name_out_of_the_folder,
+    folder_with_content,
+    link_to_a_device,
+    bytes_for_a_name,
+]
+
+
+@pytest.mark.parametrize("relabeler", [None, lambda traj: traj], ids=["windows", "whole"])
+@pytest.mark.parametrize("put", HOSTILE, ids=lambda put: put.__name__)
+def test_a_hostile_file_is_quarantined_at_no_cost(
+    make_dataset, fill, make_traj, numbers, tmp_path, monkeypatch, put, relabeler
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset: DiskTrajDataset = make_dataset(relabeler=relabeler)
+    fill(dataset.fifo.path, 2)
+    put(dataset.fifo.path, make_traj(5))
+    everything = {path.name for path in tmp_path.iterdir()}
+    tracemalloc.start()
+    with pytest.warns(AmagoWarning) as caught:
+        drawn = [numbers(dataset) for dataset.epoch in range(3)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert drawn == [{0, 1}] * 3
+    assert len(caught) == 1
+    assert len(list(dataset.quarantine.iterdir())) == 1
+    assert peak < 4 << 20
+    assert {path.name for path in tmp_path.iterdir()} == everything, "nothing has run, nothing has come out"
+
+
+def test_loader_workers_and_quarantines_go_together(make_dataset, fill, make_traj) -> None:
+    dataset = make_dataset(items=40)
+    fill(dataset.fifo.path, 2)
+    bomb(dataset.fifo.path, make_traj(5))
+    loader = BatchLoader(dataset, batch_size=10, batches_per_epoch=4, workers=2, device="cpu", seed=0)
+    for epoch in range(2):
+        assert {n for b in loader.epoch(epoch) for n in b.obs["observation"][:, 0, 0].tolist()} == {0, 1}
+    loader.close()
+    assert len(list(dataset.quarantine.iterdir())) == 1
+
+
+def test_what_was_quarantined_before_is_not_overwritten(make_dataset, fill) -> None:
+    dataset = make_dataset()
+    for text in ("first", "second", "third"):
+        (dataset.fifo.path / "notes.txt").write_text(text)
+        with pytest.warns(AmagoWarning, match=r"notes\.txt"):
+            dataset.refresh(force=True)
+    assert sorted(path.read_text() for path in dataset.quarantine.iterdir()) == ["first", "second", "third"]
+
+
+def test_a_quarantine_that_cannot_be_made_is_no_reason_to_stop(make_dataset, fill, numbers) -> None:
+    dataset = make_dataset()
+    fill(dataset.fifo.path, 2)
+    (dataset.fifo.path / "env_00000100_1.npz").write_bytes(b"")
+    dataset.quarantine.write_text("a file where the folder should be")
+    with pytest.warns(AmagoWarning, match="cannot be moved"):
+        assert numbers(dataset) == {0, 1}
+
+
+def test_a_folder_among_the_oldest_files_does_not_stop_the_deletion(make_dataset, fill, numbers) -> None:
+    dataset = make_dataset(dset_max_size=2)
+    (dataset.fifo.path / "env_00000100_1.npz").mkdir()
+    fill(dataset.fifo.path, 3)
+    with pytest.warns(AmagoWarning, match="it is a folder"):
+        metrics = dataset.on_end_of_collection(None)
+    assert metrics["Trajectory Files Deleted"] == 1
+    assert numbers(dataset) == {1, 2}
+
+
+# Files that do not go with the others
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_a_stray_file_with_other_arrays_is_quarantined_and_told(
+    make_dataset, fill, make_traj, cache_bytes
+) -> None:
+    dataset = make_dataset(items=400, cache_bytes=cache_bytes)
+    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        dataset.draw_batch(0, 400, private_memory)
+    other = make_traj(5, number=99, width=3)
+    save_trajectory(other, dataset.fifo.path / "env_00000100_1", "npz", "env")
+    dataset.set_epoch(2)
+    with pytest.warns(AmagoWarning, match=r"only one side has actions float32\(2,\), actions float32\(3,\)"):
+        batch = dataset.draw_batch(0, 400, private_memory).unpack()
+    assert batch.actions.shape[-1] == 2
+    assert [path.name for path in dataset.quarantine.iterdir()] == ["env_00000100_1.npz"]
+
+
+def test_a_buffer_of_files_that_do_not_go_together_is_an_error_and_stays(
+    make_dataset, fill, make_traj
+) -> None:
+    dataset = make_dataset(items=400)
+    fill(dataset.fifo.path, 4)
+    for number in range(4, 8):
+        name = f"env_0000000{number}_1"
+        save_trajectory(make_traj(5, number, width=3), dataset.fifo.path / name, "npz", "env")
+    dataset.set_epoch(0)
+    with pytest.raises(ValueError, match="actions must have one shape and dtype"):
+        dataset.draw_batch(0, 400, private_memory)
+    assert len(list(dataset.fifo.path.iterdir())) == 8
+
+
+def test_looser_dtypes_of_other_programs_are_no_strays(make_dataset, fill, make_traj, numbers) -> None:
+    dataset = make_dataset(items=800)
+    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    loose = make_traj(5, 99)
+    np.savez(
+        dataset.fifo.path / "env_00000100_1.npz", **(loose.to_dict() | {"rews": loose.rews.astype(">f8")})
+    )
+    assert 99 in numbers(dataset)
+
+
+# Files that are not there, or not just now
+
+
+@pytest.fixture
+def little_patience(monkeypatch) -> None:
+    """Draws wait for hundredths of a second, and not for one, before they give up."""
+    monkeypatch.setattr(drawing, "WAITS_FOR_FILES", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(files, "SETTLE_SECONDS", 0.0)
+
+
+def within_seconds(action: Callable[[], object], seconds: float) -> object:
+    """The exception that the action raises; fails if it goes on for longer."""
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "still trying"
+    return raised[0] if raised else None
+
+
+@pytest.mark.parametrize("relabeler", [None, NoOpRelabeler()])
+def test_files_that_are_listed_and_never_there_end_in_an_error_that_says_so(
+    make_dataset, relabeler, little_patience
+) -> None:
+    dataset = make_dataset(relabeler=relabeler)
+    for number in range(3):
+        os.symlink(dataset.dset_root / "nowhere", dataset.fifo.path / f"env_0000000{number}_1.npz")
+    dataset.set_epoch(0)
+    error = within_seconds(lambda: dataset[0], 10.0)
+    assert isinstance(error, RuntimeError)
+    assert "that can be read" in str(error)
+    assert "No such file" in str(error)
+
+
+def test_files_that_never_come_into_sight_do_not_keep_from_those_that_are(
+    make_dataset, fill, numbers
+) -> None:
+    dataset = make_dataset()
+    for number in range(10, 40):
+        os.symlink(dataset.dset_root / "nowhere", dataset.fifo.path / f"env_000000{number}_1.npz")
+    fill(dataset.fifo.path, 2)
+    assert [numbers(dataset) for dataset.epoch in range(3)] == [{0, 1}] * 3
+    assert not dataset.quarantine.exists()
+
+
+def test_a_file_replaced_after_its_length_was_asked_for_is_drawn_as_it_is_now(
+    make_dataset, fill, make_traj, numbers
+) -> None:
+    dataset = make_dataset(sample_by="timesteps", relabeler=lambda traj: traj)
+    path = fill(dataset.fifo.path, 1)[0]
+    dataset.set_epoch(0)
+    dataset.sampling_weights(dataset.fifo.ordered)
+    save_trajectory(make_traj(9, 7), path, "npz", "env")
+    assert numbers(dataset) == {7}
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ENOENT])
+def test_an_outage_of_the_file_system_loses_no_file(
+    make_dataset, fill, numbers, monkeypatch, little_patience, code
+) -> None:
+    dataset = make_dataset()
+    fill(dataset.fifo.path, 4)
+    dataset.set_epoch(0)
+    with monkeypatch.context() as outage:
+
+        def refused(path: str) -> None:
+            raise OSError(code, os.strerror(code), path)
+
+        outage.setattr("amago.hindsight.layout.open_regular", refused)
+        with pytest.raises(RuntimeError, match="can be read"):
+            dataset[0]
+    dataset.refresh(force=True)
+    assert numbers(dataset) == {0, 1, 2, 3}
+    assert not dataset.quarantine.exists()
