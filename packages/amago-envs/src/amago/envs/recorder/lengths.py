@@ -53,8 +53,13 @@ class PieceLength:
         spread = max_seq_len if stagger and length > max_seq_len else 0
         return cls(length - spread, min(length + spread, NEVER))
 
+    @property
+    def varies(self) -> bool:
+        """Whether there is anything to draw."""
+        return self.low < self.high
+
     def draw(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
         """Lengths of `count` new pieces; draws nothing if there is no choice."""
-        if self.low == self.high:
+        if not self.varies:
             return np.full(count, self.low, np.int64)
         return rng.integers(self.low, self.high, count, dtype=np.int64, endpoint=True)

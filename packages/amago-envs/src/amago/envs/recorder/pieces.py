@@ -91,8 +91,10 @@ class UnfinishedPieces:
 
     def begin_episodes(self, rows: Array) -> None:
         """Lets the pieces of `rows` begin with their current timestep, the first of an episode."""
-        self._starts[rows] = self._now
-        self._first_rl2s[rows] = 0.0
+        # One by one: indexing by arrays lets go of the interpreter, which the writing thread may then take.
+        for row in rows.tolist():
+            self._starts[row] = self._now
+            self._first_rl2s[row] = 0.0
 
     def continue_episodes(self, rows: Array) -> None:
         """Lets the pieces of `rows` begin with their current timestep, the last of the piece before."""

@@ -79,6 +79,8 @@ class TrajectoryRecorder:
         self._steps_of_names = 0
         self._pieces: UnfinishedPieces | None = None
         self._limits = np.zeros(num_envs, np.int64)
+        self._steps = 0
+        self._due = 0  # no piece reaches its limit before that step
         self._writer: TrajectoryWriter | None = None
         if save_to is not None:
             self._writer = TrajectoryWriter(Path(save_to), save_as, on_written)
@@ -109,6 +111,7 @@ class TrajectoryRecorder:
         else:
             self._pieces.restart_all(inputs)
         self._limits = self.piece_length.draw(self._rng, self.num_envs)
+        self._due = 0
 
     def add(self, step: VectorStep) -> None:
         """Records one step of all rows.
@@ -134,20 +137,26 @@ class TrajectoryRecorder:
         if step.reset_rows.size:
             # Their episode begins here: what was added for them is no transition.
             pieces.begin_episodes(step.reset_rows)
-        ended = pieces.lengths >= self._limits
         if step.done_rows.size:
-            ended[step.done_rows] = False
             for row, piece in pieces.finished_pieces(step):
                 self._hand_over(piece, row)
             pieces.begin_episodes(step.done_rows)
             self._draw_limits(step.done_rows)
-        if ended.any():
-            rows = np.flatnonzero(ended)
-            self._cut_rows(pieces, rows)
+        self._steps += 1
+        if self._steps >= self._due:
+            self._cut_long_pieces(pieces)
         self._writer.raise_failure()
 
+    def _cut_long_pieces(self, pieces: UnfinishedPieces) -> None:
+        rows = np.flatnonzero(pieces.lengths >= self._limits)
+        if rows.size:
+            self._cut_rows(pieces, rows)
+        self._due = self._steps + int((self._limits - pieces.lengths).min())
+
     def _draw_limits(self, rows: Array) -> None:
-        self._limits[rows] = self.piece_length.draw(self._rng, len(rows))
+        if self.piece_length.varies:
+            self._limits[rows] = self.piece_length.draw(self._rng, len(rows))
+        self._due = min(self._due, self._steps + self.piece_length.low)
 
     def _cut_rows(self, pieces: UnfinishedPieces, rows: Array) -> None:
         for row in rows.tolist():
@@ -157,9 +166,10 @@ class TrajectoryRecorder:
 
     def _hand_over(self, piece: FrozenTraj, row: int) -> None:
         assert self._writer is not None
-        name = trajectory_filename(self._names[row], self._writer_id, self._sequence_number, time.time())
+        env_name = self._names[row]
+        name = trajectory_filename(env_name, self._writer_id, self._sequence_number, time.time())
         self._sequence_number += 1
-        self._writer.put(piece, name, self._names[row])
+        self._writer.put(piece, name, env_name)
 
     def cut(self, rows: Sequence[int] | None = None) -> None:
         """Hands over the unfinished pieces of `rows`, or of all; the next ones go on from their ends."""

@@ -14,6 +14,9 @@ from amago.hindsight.trajectory import FrozenTraj
 
 MAX_PENDING = 1024
 MAX_PENDING_BYTES = 256 * 2**20
+# Waking the thread interrupts the rollout, so it takes what some milliseconds bring at once.
+GATHER_SECONDS = 0.02
+GATHER_FILES = 64
 
 
 class TrajectoryWriteError(OSError):
@@ -23,7 +26,7 @@ class TrajectoryWriteError(OSError):
 @dataclass(slots=True, eq=False)
 class _Pending:
     trajectory: FrozenTraj
-    path: Path
+    name: str
     env_name: str
     nbytes: int
 
@@ -52,22 +55,27 @@ class TrajectoryWriter:
         self._failure: Exception | None = None
         self._attempts = 0
         self._stopping = False
+        self._idle = True
+        self._hurried = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
 
     def put(self, trajectory: FrozenTraj, name: str, env_name: str) -> None:
         """Queues a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
-        nbytes = sum(array.nbytes for array in trajectory.to_dict().values())
+        nbytes = trajectory.nbytes
         if self._stopping:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
-            self._pending.append(_Pending(trajectory, self.folder / name, env_name, nbytes))
+            if self._is_full():
+                self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+            self._pending.append(_Pending(trajectory, name, env_name, nbytes))
             self._pending_bytes += nbytes
             if self._thread is None:
                 self._start_thread()
-            self._changed.notify_all()
+            if self._idle or len(self._pending) == GATHER_FILES:
+                self._idle = False
+                self._changed.notify_all()
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
@@ -101,6 +109,8 @@ class TrajectoryWriter:
     def flush(self) -> None:
         """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
         with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
             # What failed before this call may work by now, so only an attempt that begins after it counts.
             earlier = self._attempts
             while self._pending:
@@ -110,6 +120,7 @@ class TrajectoryWriter:
                     self._failure = None
                     self._changed.notify_all()
                 self._changed.wait()
+            self._hurried = False
         self.raise_failure()
 
     def stop(self) -> None:
@@ -133,16 +144,25 @@ class TrajectoryWriter:
                 stacklevel=2,
             )
 
+    def _next(self) -> _Pending | None:
+        """Waits for a trajectory that may be written; None if there will be no more."""
+        with self._changed:
+            if not self._pending:
+                self._idle = True
+                self._changed.wait_for(lambda: self._pending or self._stopping)
+                self._idle = False
+                self._changed.wait_for(
+                    lambda: self._hurried or self._stopping or len(self._pending) >= GATHER_FILES,
+                    timeout=GATHER_SECONDS,
+                )
+            self._changed.wait_for(lambda: self._failure is None)
+            self._attempts += len(self._pending) > 0
+            return self._pending[0] if self._pending else None
+
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._failure is None and (self._pending or self._stopping))
-                if not self._pending:
-                    return
-                head = self._pending[0]
-                self._attempts += 1
+        while (head := self._next()) is not None:
             try:
-                path = save_trajectory(head.trajectory, head.path, self._save_as, head.env_name)
+                path = save_trajectory(head.trajectory, self.folder / head.name, self._save_as, head.env_name)
                 if self._on_written is not None:
                     self._on_written(path)
             except Exception as error:
