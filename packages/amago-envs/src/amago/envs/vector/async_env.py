@@ -27,6 +27,7 @@ from amago.envs.vector.processes import (
     cannot_be_sent,
     end_workers,
     has_ended,
+    interrupts_waiting,
     kill_with_children,
 )
 from amago.envs.vector.types import EnvWorkerError, ExplorationState, PolicyInput, VectorStep
@@ -121,8 +122,9 @@ class AsyncVectorEnv(BufferedVectorEnv):
         self._conns.append(ours)
         limit_waiting(ours, self._env_timeout)
         try:
-            process.start()
-            self._processes.append(process)
+            with interrupts_waiting(context):
+                process.start()
+                self._processes.append(process)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise cannot_be_sent(setup, context, error) from error
         finally:

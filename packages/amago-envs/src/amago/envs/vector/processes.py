@@ -7,6 +7,8 @@ import pickle
 import signal
 import time
 import warnings
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -31,6 +33,26 @@ def cannot_be_sent(setup: WorkerSetup, context: BaseContext, error: Exception) -
                 "included) in place of a lambda or an inner function, or mp_context='fork'"
             )
     return ValueError(f"the environments cannot be sent to a process started by {method!r}: {error}")
+
+
+@contextlib.contextmanager
+def interrupts_waiting(context: BaseContext) -> Iterator[None]:
+    """Lets Ctrl-C wait until a worker was started and noted.
+
+    An interrupt that meets what Python runs around a fork is lost, and a process that begins with interrupts
+    blocked can learn to ignore them before it could die of one with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if context.get_start_method() != "fork":
+        # Starting a process starts this one if it does not run yet, and then lets interrupts through again.
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_workers(

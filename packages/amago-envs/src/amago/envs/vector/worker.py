@@ -84,6 +84,8 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
     # Ctrl-C reaches the whole process group; the main process decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see interrupts_waiting
     for other in inherited:
         other.close()
     group_of_parent = _lead_own_group(conn)
