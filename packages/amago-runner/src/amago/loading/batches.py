@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from amago.agent.batch import Batch
 from amago.loading.dataset import RLDataset
 from amago.loading.packing import PackedBatches, pinned_memory, private_memory, shared_memory
+from amago.loading.slots import ReceivedSlots, SlotMessage, WorkerSlots, free_slots
 
 PREFETCH_BATCHES = 4
 """Messages that each worker prepares ahead."""
@@ -24,6 +25,8 @@ MESSAGE_BYTES = 4 << 20
 
 MOST_BATCHES = 8
 """Batches in a message at most."""
+
+Message = PackedBatches | SlotMessage
 
 
 class BatchKey(NamedTuple):
@@ -87,7 +90,8 @@ class BatchLoader:
         self.device = torch.device(device)
         self._batches = _Batches(dataset, batch_size)
         self._keys = _Keys(batch_size, workers)
-        self._loader: DataLoader[PackedBatches] | None = None
+        self._loader: DataLoader[Message] | None = None
+        self._received: ReceivedSlots | None = None
         self._running: Any = None
         self._visits = 0
 
@@ -104,7 +108,7 @@ class BatchLoader:
         if self._running is not None:
             # What the iterator does when it is collected, which an exception's traceback can put off.
             self._running._shutdown_workers()
-        self._loader = self._running = None
+        self._loader = self._running = self._received = None
 
     def _from_here(self) -> Iterator[Batch]:
         allocate = pinned_memory if self.device.type == "cuda" else private_memory
@@ -116,6 +120,11 @@ class BatchLoader:
         if not self.dataset.workers_can_persist:
             self.close()
         if self._loader is None:
+            if (
+                self.device.type != "cuda"
+            ):  # there batches go on to pinned memory, which is used again as well
+                state = free_slots(self.workers)
+                self._batches.slots, self._received = state, ReceivedSlots(state)
             self._loader = DataLoader(
                 self._batches,
                 batch_size=None,
@@ -132,24 +141,40 @@ class BatchLoader:
             )
         self._running = iter(self._loader)
         for message in self._running:
-            self._keys.message_bytes(len(message), message.buffer.nbytes)
-            for packed in message.to(self.device).unpack():
-                yield packed.unpack()
+            yield from self._unpacked(message)
+
+    def _unpacked(self, message: Message) -> list[Batch]:
+        batches = message if self._received is None else self._received.receive(message)
+        assert isinstance(batches, PackedBatches)
+        self._keys.message_bytes(len(batches), batches.nbytes)
+        return [packed.unpack() for packed in batches.to(self.device).unpack()]
 
 
-class _Batches(Dataset[PackedBatches]):
+class _Batches(Dataset[Message]):
     """Batches by key, packed for the way between processes; a worker holds a copy of it, and of the dataset."""
 
     def __init__(self, dataset: RLDataset, batch_size: int) -> None:
         self.dataset, self.batch_size = dataset, batch_size
+        self.slots: torch.Tensor | None = None
+        self._slots: WorkerSlots | None = None
         self._visit = 0
 
-    def __getitem__(self, key: BatchKey) -> PackedBatches:
+    def start_worker(self, worker: int, workers: int) -> None:
+        """Called in a worker on its copy."""
+        self.dataset.start_worker(workers)
+        if self.slots is not None:
+            self._slots = WorkerSlots(worker, self.slots)
+
+    def __getitem__(self, key: BatchKey) -> Message:
         if key.visit != self._visit:
             self._visit = key.visit
             self.dataset.load_worker_state(key.state)
             self.dataset.set_epoch(key.epoch)
         firsts = range(key.first, key.first + key.batches * self.batch_size, self.batch_size)
+        if self._slots is not None:
+            self._slots.begin(key.visit)
+            allocate = self._slots.allocate
+            return self._slots.send([self.dataset.draw_batch(f, self.batch_size, allocate) for f in firsts])
         if key.batches == 1:
             return PackedBatches.alone(self.dataset.draw_batch(key.first, self.batch_size, shared_memory))
         packed = [self.dataset.draw_batch(first, self.batch_size, private_memory) for first in firsts]
@@ -192,7 +217,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(_: int) -> None:
+def _start_worker(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.dataset.start_worker(info.num_workers)  # type: ignore[attr-defined]
+    info.dataset.start_worker(worker, info.num_workers)  # type: ignore[attr-defined]

@@ -125,6 +125,11 @@ class PackedBatches:
         """Number of batches."""
         return len(self.batches)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batches."""
+        return sum(places[-1].offset + places[-1].nbytes for _, places in self.batches)
+
     def unpack(self) -> list[PackedBatch]:
         """The batches, as views of the buffer."""
         return [PackedBatch(self.buffer[offset:], places) for offset, places in self.batches]
