@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import datetime
+import importlib.metadata
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 
 ROOT = Path(__file__).parents[1]
@@ -24,8 +24,18 @@ def cpu_name() -> str:
     return platform.processor()
 
 
+def version(distribution: str) -> str:
+    """What is installed of it; empty if nothing is."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def commit() -> str:
-    """The checked-out commit, with a plus where the packages differ from it."""
+    """The checked-out commit, with a plus where the packages differ from it; what COMMIT says in a mere copy."""
+    if "COMMIT" in os.environ or not (ROOT / ".git").exists():
+        return os.environ.get("COMMIT", "")
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     changed = subprocess.run(
         ["git", "status", "--porcelain", "packages"], cwd=ROOT, capture_output=True, text=True
@@ -40,7 +50,7 @@ def describe() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": np.__version__,
+        "numpy": version("numpy"),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
     }

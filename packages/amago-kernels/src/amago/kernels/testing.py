@@ -11,7 +11,9 @@ makes them, and own ones may be made); it covers outputs and the gradients of ev
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -146,8 +148,27 @@ def _check_both_ways(example: Example, backend: str) -> str:
     return "refused"
 
 
-def run(device: str, only: str | None = None, backends: Sequence[str] | None = None) -> list[str]:
-    """Checks every backend that runs here on every sample call, prints a line for each, returns the failures."""
+def _outcomes(operation: str, backend: str, device: str, seconds: float) -> Iterator[str]:
+    """What becomes of each sample call, see `_check_both_ways`; "left out" when the time is up."""
+    until = time.monotonic() + seconds
+    for example in sample_calls(operation, device):
+        yield _check_both_ways(example, backend) if time.monotonic() < until else "left out"
+
+
+def run(
+    device: str,
+    only: str | None = None,
+    backends: Sequence[str] | None = None,
+    seconds: float = math.inf,
+) -> list[str]:
+    """Checks every backend that runs here on every sample call, prints a line for each, returns the failures.
+
+    Args:
+        device: of the tensors.
+        only: one operation.
+        backends: these backends.
+        seconds: begin no further call of an operation by a backend after so many.
+    """
     failures = []
     for operation, implementations in operations().items():
         if only is not None and operation != only:
@@ -160,29 +181,32 @@ def run(device: str, only: str | None = None, backends: Sequence[str] | None = N
             if missing:
                 print(f"{operation:24} {backend:10} not here: {'; '.join(missing)}", flush=True)
                 continue
-            outcomes = [_check_both_ways(x, backend) for x in sample_calls(operation, device)]
-            count = Counter(x if x in ("passed", "refused") else "failed" for x in outcomes)
+            outcomes = list(_outcomes(operation, backend, device, seconds))
+            count = Counter(outcomes)
+            wrong = [x for x in outcomes if x not in ("passed", "refused", "left out")]
             print(
-                f"{operation:24} {backend:10} {count['passed']} passed, {count['failed']} failed, "
-                f"{count['refused']} it cannot run",
+                f"{operation:24} {backend:10} {count['passed']} passed, {len(wrong)} failed, "
+                f"{count['refused']} it cannot run"
+                + (f", {count['left out']} left out, out of time" if count["left out"] else ""),
                 flush=True,
             )
-            failures += [x for x in outcomes if x not in ("passed", "refused")]
+            failures += wrong
     for failure in failures:
         print(failure)
     return failures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the checks; returns the exit status, 1 if one failed or there was nothing to check."""
+    """Runs the checks; returns the exit status, 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m amago.kernels.testing", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default)
     parser.add_argument("--only", choices=list(operations()), help="one operation")
     parser.add_argument("--backends", nargs="+", help="these backends")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for an operation by a backend")
     options = parser.parse_args(arguments)
-    return 1 if run(options.device, options.only, options.backends) else 0
+    return 1 if run(options.device, options.only, options.backends, options.seconds) else 0
 
 
 if __name__ == "__main__":
