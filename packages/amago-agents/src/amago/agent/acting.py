@@ -40,8 +40,9 @@ def act_by_program(
         return None
     if chosen.is_action:
         return chosen.output, chosen.hidden_state
-    dist = actor.policy_dist(chosen.output.unsqueeze(2))  # (B, 1, 1)
-    return choose_actions(dist, agent.action_spec, sample), chosen.hidden_state
+    with torch.no_grad():
+        dist = actor.policy_dist(chosen.output.unsqueeze(2))  # (B, 1, 1)
+        return choose_actions(dist, agent.action_spec, sample), chosen.hidden_state
 
 
 def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:

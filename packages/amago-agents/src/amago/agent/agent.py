@@ -213,10 +213,10 @@ class Agent(BaseAgent):
     ) -> tuple[Tensor, Any]:
         """Actions of the policy for discount `gamma`; see `BaseAgent.get_actions`."""
         direct_obs = self._direct_obs(obs)
+        acted = act_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample)
+        if acted is not None:
+            return acted
         with torch.no_grad():
-            acted = act_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample)
-            if acted is not None:
-                return acted
             states, hidden_state = self.get_state_embedding(
                 obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=hidden_state
             )

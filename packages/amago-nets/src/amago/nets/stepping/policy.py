@@ -37,6 +37,37 @@ class _Made:
     ending: Ending
 
 
+@dataclass(slots=True)
+class _Given:
+    """Inputs of a step that were looked at and found usable; rollouts give the same tensors at every step.
+
+    Args:
+        made: whose inputs they are.
+        tensors: as they were given, in the order of `made.inputs`.
+        converted: float32 copies are run instead of some of them, so they are good for one step only.
+    """
+
+    made: _Made
+    batch: int
+    tensors: list[Tensor]
+    widths: list[int]
+    time_idxs: Tensor
+    converted: bool
+
+    def again(self, made: _Made, obs: Mapping[str, Tensor], rl2s: Tensor, time_idxs: Tensor) -> bool:
+        """Whether a step is given these very tensors."""
+        if made is not self.made or time_idxs is not self.time_idxs or self.converted:
+            return False
+        for (key, _), tensor in zip(made.inputs, self.tensors, strict=True):
+            if (rl2s if key is None else obs[key]) is not tensor:
+                return False
+        return True
+
+    def addresses(self) -> list[tuple[int, int]]:
+        """Where the inputs lie now, and the distance between their rows."""
+        return [(x.data_ptr(), width) for x, width in zip(self.tensors, self.widths, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What a step gave.
@@ -70,6 +101,8 @@ class StepPolicy:
         self._watch: Any = None
         self._parts: tuple[Any, ...] = ()
         self._optimizer_steps = -1
+        self._given: _Given | None = None
+        self._remembered: tuple[Any, Memory | None] = (None, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepPolicy:
         return StepPolicy()
@@ -100,9 +133,7 @@ class StepPolicy:
             RuntimeError: if the policy's probabilities are not finite.
         """
         if (
-            rl2s.device.type != "cpu"
-            or rl2s.dim() != 3
-            or rl2s.shape[1] != 1
+            not rl2s.is_cpu
             or torch.is_autocast_enabled("cpu")
             or torch.compiler.is_compiling()
             or not wanted()
@@ -111,31 +142,32 @@ class StepPolicy:
         made = self._up_to_date(parts)
         if made is None:
             return None
-        batch = rl2s.shape[0]
-        addresses, kept = [], []
-        for key, width in made.inputs:
-            x = rl2s if key is None else obs[key]
-            if x.numel() != batch * width or x.shape[0] != batch or x.device.type != "cpu" or x.shape[1] != 1:
+        given = self._given
+        if given is None or not given.again(made, obs, rl2s, time_idxs):
+            given = self._given = _given(made, obs, rl2s, time_idxs)
+            if given is None:
                 return None
-            if x.dtype != torch.float32 or not x.is_contiguous():
-                if key is None and x.dtype != torch.float32:
-                    return None
-                x = x.to(torch.float32).contiguous()
-            kept.append(x)  # an address is worth nothing once its tensor is gone
-            addresses.append((x.data_ptr(), width))
-        if time_idxs.dtype != torch.int64 or time_idxs.numel() != batch or time_idxs.device.type != "cpu":
-            return None
-        memory = _memory(made.memory, batch, hidden_state)
+        batch = given.batch
+        memory = self._memory(made.memory, batch, hidden_state)
         if memory is None:
             return None
         ending = made.ending
         out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
         noise = ending.draw(batch, ending.width) if sample and ending.draw is not None else None
-        done = made.program.run(batch, addresses, time_idxs.contiguous(), memory, noise, out)
-        if not done:
+        if not made.program.run(batch, given.addresses(), given.time_idxs, memory, noise, out):
             return None
         self.steps += 1
         return Chosen(out, ending.draw is not None, _after(made.memory, memory, hidden_state))
+
+    def _memory(self, kind: MemoryKind, batch: int, hidden_state: Any) -> Memory | None:
+        """Where the rows' memory lies, looked at again only where it is another one than at the step before."""
+        if kind.kind != "ring":
+            return _memory(kind, batch, hidden_state)
+        last, memory = self._remembered
+        if memory is None or hidden_state is not last or not _lies_in(hidden_state, memory, batch):
+            memory = _memory(kind, batch, hidden_state)
+            self._remembered = hidden_state, memory
+        return memory
 
     def _up_to_date(self, parts: Parts) -> _Made | None:
         """The program with the present weights; None if there can be none."""
@@ -151,7 +183,8 @@ class StepPolicy:
         return self._made
 
     def _make(self, parts: Parts) -> None:
-        self._made = None
+        self._made = self._given = None
+        self._remembered = None, None
         reasons = why_not()
         if reasons:
             self.reason = "; ".join(reasons)
@@ -180,6 +213,35 @@ class StepPolicy:
             self.reason = None
         except NotTranslatedError as error:
             self._made, self.reason = None, str(error)
+
+
+def _given(made: _Made, obs: Mapping[str, Tensor], rl2s: Tensor, time_idxs: Tensor) -> _Given | None:
+    """The inputs of a step; None if they are none for a program."""
+    if rl2s.dim() != 3 or rl2s.shape[1] != 1 or rl2s.dtype != torch.float32:
+        return None
+    batch = rl2s.shape[0]
+    if time_idxs.dtype != torch.int64 or time_idxs.numel() != batch or time_idxs.device.type != "cpu":
+        return None
+    tensors, converted = [], not time_idxs.is_contiguous()
+    for key, width in made.inputs:
+        x = rl2s if key is None else obs[key]
+        if x.numel() != batch * width or x.shape[0] != batch or x.device.type != "cpu" or x.shape[1] != 1:
+            return None
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            x, converted = x.to(torch.float32).contiguous(), True
+        tensors.append(x)
+    widths = [width for _, width in made.inputs]
+    return _Given(made, batch, tensors, widths, time_idxs.contiguous(), converted)
+
+
+def _lies_in(hidden_state: TformerHiddenState, memory: Memory, batch: int) -> bool:
+    """Whether a Transformer's hidden state still holds the tensors that were found usable for `batch` rows."""
+    return (
+        hidden_state.key_cache.data is memory.keys
+        and hidden_state.val_cache.data is memory.values
+        and hidden_state.seq_lens is memory.lengths
+        and hidden_state.seq_lens.shape[0] == batch
+    )
 
 
 def _memory(kind: MemoryKind, batch: int, hidden_state: Any) -> Memory | None:

@@ -15,6 +15,7 @@
 #include "positions.h"
 #include "recurrent.h"
 #include "rows.h"
+#include "watch.h"
 
 namespace py = pybind11;
 
@@ -132,60 +133,6 @@ private:
     std::vector<double> seconds_;
     int64_t numbers_per_row_ = 0;
     Team team_;
-};
-
-// Entries of dictionaries and tensors that a program was made from, and whether they are still the same.
-class Watch {
-public:
-    void entry(py::dict holder, py::object key) {
-        py::object value = holder.contains(key) ? py::object(holder[key]) : py::object();
-        entries_.push_back({std::move(holder), std::move(key), std::move(value)});
-    }
-    void emptiness(py::dict holder) { empty_.push_back(std::move(holder)); }
-    void tensor(const py::object& tensor) { tensors_.push_back({tensor, tensor.attr("data_ptr"), -1, 0}); }
-
-    // Whether every entry is still the same object, and every dictionary that was empty still is.
-    bool same_structure() const {
-        for (const Entry& entry : entries_)
-            if (PyDict_GetItem(entry.holder.ptr(), entry.key.ptr()) != entry.value.ptr()) return false;
-        for (const py::dict& holder : empty_)
-            if (PyDict_Size(holder.ptr()) != 0) return false;
-        return true;
-    }
-
-    // Whether a tensor was written to or moved since the last call; true at first.
-    bool weights_changed() {
-        bool changed = false;
-        for (Counted& counted : tensors_) {  // Python's own calls: this runs before every step, for every weight
-            const int64_t version = number(PyObject_GetAttr(counted.tensor.ptr(), version_.ptr()));
-            const int64_t address = number(PyObject_CallNoArgs(counted.data_ptr.ptr()));
-            changed = changed || version != counted.version || address != counted.address;
-            counted.version = version;
-            counted.address = address;
-        }
-        return changed;
-    }
-
-private:
-    struct Entry {
-        py::dict holder;
-        py::object key, value;
-    };
-    struct Counted {
-        py::object tensor, data_ptr;
-        int64_t version, address;
-    };
-    static int64_t number(PyObject* owned) {
-        if (!owned) throw py::error_already_set();
-        const long long value = PyLong_AsLongLong(owned);
-        Py_DECREF(owned);
-        if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
-        return value;
-    }
-    std::vector<Entry> entries_;
-    std::vector<py::dict> empty_;
-    std::vector<Counted> tensors_;
-    py::object version_ = py::reinterpret_steal<py::object>(PyUnicode_InternFromString("_version"));
 };
 
 }  // namespace
