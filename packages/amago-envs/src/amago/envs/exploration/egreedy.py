@@ -105,10 +105,14 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         """`current_eps` of a single environment, in plain numbers where that is the same: a tenth of the time."""
         if self._epsilon_is_own:
             return float(self.current_eps(self._local_step)[0])
-        start, end = self._ends_of_rollout()
-        if start != end:
-            start += (end - start) * min(self._local_step.item() / self.rollout_horizon, 1.0)
-        return float(start * self._multiplier.item())
+        progress = self.global_step / self.steps_anneal
+        if progress > 1.0:
+            progress = 1.0
+        eps = self.eps_start_start + (self.eps_start_end - self.eps_start_start) * progress
+        end = self.eps_end_start + (self.eps_end_end - self.eps_end_start) * progress
+        if eps != end:
+            eps += (end - eps) * min(self._local_step.item() / self.rollout_horizon, 1.0)
+        return float(eps * self._multiplier.item())
 
     @classmethod
     def actions_together(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
@@ -118,19 +122,20 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         ):
             return super().actions_together(wrappers, actions)
         greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
-        eps = [wrapper._single_eps() for wrapper in greedy]
-        rngs = [wrapper.rng for wrapper in greedy]
         space = greedy[0].action_space
         if isinstance(space, gym.spaces.Box):
-            noise = np.stack([rng.standard_normal(actions[0].size) for rng in rngs])
-            return _with_gaussian_noise(actions, np.array(eps), noise)
-        explores = [row for row, rng in enumerate(rngs) if rng.random() < eps[row]]
-        if not explores:
-            return actions
-        noisy: Array = actions.copy()
+            eps = np.array([wrapper._single_eps() for wrapper in greedy])
+            noise = np.stack([wrapper.rng.standard_normal(actions[0].size) for wrapper in greedy])
+            return _with_gaussian_noise(actions, eps, noise)
         sizes = _num_choices(space).tolist()
-        noisy[explores] = [[int(rngs[row].random() * size) for size in sizes] for row in explores]
-        return noisy
+        noisy: list[Any] | None = None
+        for row, wrapper in enumerate(greedy):
+            draw = wrapper.rng.random
+            if draw() < wrapper._single_eps():
+                if noisy is None:
+                    noisy = actions.tolist()
+                noisy[row] = [int(draw() * size) for size in sizes]
+        return actions if noisy is None else np.array(noisy, actions.dtype)
 
     def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
         """With probability epsilon a uniformly random action; for a Box, action + epsilon * N(0, 1), clipped."""
