@@ -215,9 +215,9 @@ class AMAGOEnv(ForwardingWrapper):
             reward = np.empty(1, dtype=np.float32)
             terminated = np.empty(1, dtype=np.bool_)
             truncated = np.empty(1, dtype=np.bool_)
-            reward[0] = single_value("reward", raw_reward)
-            terminated[0] = single_value("terminated", raw_terminated)
-            truncated[0] = single_value("truncated", raw_truncated)
+            reward[0] = single_value("reward", raw_reward, np.float32)
+            terminated[0] = single_value("terminated", raw_terminated, np.bool_)
+            truncated[0] = single_value("truncated", raw_truncated, np.bool_)
             finite = math.isfinite(reward.item())
             self._time_idx = time_idx = self._time_idx + 1
         else:
@@ -291,13 +291,16 @@ class AMAGOEnv(ForwardingWrapper):
         return {key: array[index] for key, array in self._map_obs(reported).items()}
 
 
-def single_value(name: str, value: Any) -> Any:
-    """A result of one environment, which may come as an array of one number."""
-    return _row_values(name, value, value.dtype, 1)[0] if type(value) is np.ndarray else value
+def single_value(name: str, value: Any, dtype: Any) -> Any:
+    """A result of one environment, which may come as an array of one number, as `dtype`."""
+    return _row_values(name, value, dtype, 1)[0]
 
 
 def _row_values(name: str, values: Any, dtype: Any, num_envs: int) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.array(values, dtype=dtype)
+    try:
+        array: npt.NDArray[Any] = np.array(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the environment returned {values!r} as {name}: {error}") from error
     if array.size != num_envs:
         raise ValueError(
             f"the environment returned {name} of shape {array.shape}; it needs one value for each of "

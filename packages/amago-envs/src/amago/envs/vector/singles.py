@@ -133,7 +133,7 @@ class SingleEnvs:
                 # Some environments return arrays of one number.
                 for row, value in enumerate(values):
                     self.active = row
-                    array[row] = single_value(name, value)
+                    array[row] = single_value(name, value, array.dtype)
         finite = np.isfinite(arrays.rewards)
         if not finite.all():
             self.active = row = int(finite.argmin())
