@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from amago.cli.app import app
-from amago.hindsight import FrozenTraj, load_trajectory, parse_filename
+from amago.hindsight import FrozenTraj, load_trajectory, parse_filename, save_trajectory
 
 Fill = Callable[..., list[Path]]
 ENDINGS = {"npz": ".npz", "npz-compressed": ".npz", "traj": ".traj"}
@@ -93,8 +93,6 @@ def test_arrays_and_back_is_what_was_there(tmp_path: Path, fill: Fill, name: str
 
 
 def test_pieces_of_episodes_keep_their_place_in_arrays(tmp_path: Path, make_traj: Callable[..., FrozenTraj]):
-    from amago.hindsight import save_trajectory
-
     whole = make_traj(7)
     pieces = tmp_path / "pieces"
     pieces.mkdir()
@@ -205,6 +203,60 @@ def test_actions_that_need_a_kind_are_asked_for_and_an_unknown_kind_is_refused(t
     assert "--actions discrete:N" in refused(source, tmp_path / "out")
     assert "no kind of actions" in refused(source, tmp_path / "out", "--actions", "integers")
     assert "outside" in refused(source, tmp_path / "out", "--actions", "discrete:1")
+
+
+@pytest.mark.parametrize("key", ["", "/", "a/../b", "/absolute", "with space", "ä"])
+@pytest.mark.parametrize("name", ["arrays.npz", "arrays.h5"])
+def test_observations_under_odd_keys_come_back(tmp_path: Path, make_traj, name: str, key: str):
+    traj = make_traj(4)
+    traj.obs = {key: traj.obs["observation"], "other": traj.obs["observation"] + 1}
+    (tmp_path / "source").mkdir()
+    save_trajectory(traj, tmp_path / "source" / "env_00000000_1", "npz", "env")
+    result = run(tmp_path / "source", tmp_path / name)
+    if result.exit_code:  # HDF5 has no name for it
+        assert "cannot be converted" in " ".join(result.output.replace("│", " ").split())
+        assert not (tmp_path / name).exists()
+        return
+    converted(tmp_path / name, tmp_path / "back")
+    (back,) = (tmp_path / "back").iterdir()
+    found = load_trajectory(back).obs
+    assert len(found) == 2
+    values = {array.tobytes() for array in found.values()}
+    assert values == {array.tobytes() for array in traj.obs.values()}
+
+
+@pytest.mark.parametrize("target", ["/proc/nowhere/target", "/dev/null/target", "file/target.traj"])
+def test_a_target_that_cannot_be_written_is_told_by_name(tmp_path: Path, fill: Fill, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (source,) = fill(tmp_path / "source", 1)
+    assert "cannot be converted" in refused(source if target.endswith(".traj") else source.parent, target)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["data.h5", "data.npz"])
+def test_a_damaged_source_is_told_by_name(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"no such format")
+    assert name in refused(tmp_path / name, tmp_path / ("out" if name == "data.h5" else "out.traj"))
+
+
+def test_a_full_disk_leaves_no_half_of_a_conversion(tmp_path: Path, fill: Fill):
+    import resource
+    import signal
+
+    (tmp_path / "source").mkdir()
+    fill(tmp_path / "source", 3, transitions=[5, 2000, 5])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        for target in ("target", "target.npz"):
+            assert "cannot be converted" in refused(tmp_path / "source", tmp_path / target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_files_in_the_layout_of_older_programs_are_read(tmp_path: Path):

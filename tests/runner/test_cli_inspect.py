@@ -1,13 +1,16 @@
 """`amago-run inspect`: the figures of a buffer, by folder and environment, for people and for programs."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from amago.cli.app import app
+from amago.hindsight import save_trajectory
 
 Fill = Callable[..., list[Path]]
 
@@ -86,3 +89,80 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
 
 def test_an_empty_folder_is_told(tmp_path: Path):
     assert "0 trajectory files" in run(tmp_path).output
+
+
+def test_everything_under_a_trajectorys_name_that_is_none_is_told(tmp_path: Path):
+    (tmp_path / "empty_00000000_1.npz").write_bytes(b"")
+    (tmp_path / "empty_00000001_1.traj").write_bytes(b"")
+    (tmp_path / "folder_00000002_1.npz").mkdir()
+    os.mkfifo(tmp_path / "pipe_00000003_1.npz")
+    os.symlink("/dev/zero", tmp_path / "device_00000004_1.npz")
+    os.symlink(tmp_path / "nowhere", tmp_path / "dangling_00000005_1.npz")
+    os.symlink(tmp_path / "loop_00000006_1.npz", tmp_path / "loop_00000006_1.npz")
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 1
+    (folder,) = json.loads(result.output)["folders"].values()
+    assert [name.split("_")[0] for name in sorted(folder["bad"])] == sorted(
+        ["empty", "empty", "folder", "pipe", "device", "dangling", "loop"]
+    )
+    assert all(folder["bad"].values())
+    output = run(tmp_path).output
+    assert "7 bad files" in output
+    assert "device_00000004_1.npz: is torn, damaged or no trajectory file: it is no regular file" in output
+
+
+def test_rewards_that_are_not_finite_are_counted_and_spoil_no_figure(tmp_path: Path, make_traj):
+    for number, reward in enumerate((None, np.nan, np.inf)):
+        traj = make_traj(4, number)
+        if reward is not None:
+            traj.rews[1] = reward
+        save_trajectory(traj, tmp_path / f"env_0000000{number}_1", "npz", "env")
+    report = json.loads(run(tmp_path, "--json").output, parse_constant=pytest.fail)
+    (folder,) = report["folders"].values()
+    assert folder["environments"]["env"]["not_finite"] == 2
+    assert folder["environments"]["env"]["total_reward"] == {"mean": 10.0, "min": 10.0, "max": 10.0}
+    assert "2 files of env have rewards that are not finite" in run(tmp_path).output
+    (tmp_path / "env_00000000_1.npz").unlink()
+    (folder,) = json.loads(run(tmp_path, "--json").output, parse_constant=pytest.fail)["folders"].values()
+    assert folder["environments"]["env"]["total_reward"] is None
+    assert run(tmp_path).exit_code == 0
+
+
+def test_files_that_cannot_share_a_batch_with_the_others_are_told(tmp_path: Path, fill: Fill, make_traj):
+    fill(tmp_path, 3)
+    save_trajectory(make_traj(4, width=5), tmp_path / "env_00000009_1", "npz", "env")
+    (folder,) = json.loads(run(tmp_path, "--json").output)["folders"].values()
+    assert folder["environments"]["env"]["unlike"] == ["env_00000009_1.npz"]
+    assert "1 files of env have other arrays, as env_00000009_1.npz" in run(tmp_path).output
+
+
+def test_names_are_printed_as_they_are_and_undecodable_ones_all_the_same(tmp_path: Path, fill: Fill):
+    folder = tmp_path / "runs [red]1"
+    folder.mkdir()
+    fill(folder, 1, env_name="[bold]env")
+    (file,) = fill(folder, 1, first=1)
+    os.rename(file, folder / os.fsdecode(b"\xff_00000001_1.npz"))
+    (folder / os.fsdecode(b"\xfe_00000002_1.npz")).write_bytes(b"")
+    (folder / os.fsdecode(b"\xfd.txt")).write_bytes(b"")
+    output = run(folder).output
+    for name in ("runs [red]1", "[bold]env", r"\xff", r"\xfe_00000002_1.npz", r"\xfd.txt"):
+        assert name in output
+    (report,) = json.loads(run(folder, "--json").output)["folders"].values()
+    assert set(report["environments"]) == {"[bold]env", r"\xff"}
+
+
+def test_every_file_is_opened_once(tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch):
+    """So that the time grows with the bytes of a buffer alone."""
+    fill(tmp_path, 30)
+    opened: list[str] = []
+    open_file = os.open
+
+    def counted(path: object, *arguments: int, **options: int) -> int:
+        opened.append(str(path))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", counted)
+    assert run(tmp_path).exit_code == 0
+    files = [path for path in opened if path.endswith(".npz")]
+    assert sorted(files) == sorted(set(files))
+    assert len(files) == 30

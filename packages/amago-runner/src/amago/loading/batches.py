@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from amago.agent.batch import Batch
+from amago.kernels.memory import keep_freed_memory
 from amago.loading.dataset import RLDataset
 from amago.loading.packing import PackedBatches, pinned_memory, private_memory, shared_memory
 from amago.loading.slots import ReceivedSlots, SlotMessage, WorkerSlots, free_slots
@@ -220,4 +221,5 @@ def _as_it_is(batch: Any) -> Any:
 def _start_worker(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
+    keep_freed_memory()  # windows of one size are read again and again
     info.dataset.start_worker(worker, info.num_workers)  # type: ignore[attr-defined]
