@@ -98,6 +98,101 @@ def test_steps_equal_the_sequence(layout):
         state = state.contiguous() if layout == "as written" else state
 
 
+def step_inputs(rows, channels, states, dtype=torch.float32, seed=0):
+    """What `selective_scan_step` takes, by name."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    return {
+        "state": draw(rows, channels, states),
+        "u": draw(rows, channels),
+        "delta": 3 * draw(rows, channels),
+        "A": -draw(channels, states).exp(),
+        "B": draw(rows, states),
+        "C": draw(rows, states),
+        "D": draw(channels),
+        "z": 3 * draw(rows, channels),
+        "delta_bias": draw(channels),
+    }
+
+
+@pytest.mark.parametrize("states", [1, 5, 16, 20, 33])
+@pytest.mark.parametrize("channels", [1, 16, 37])
+@pytest.mark.parametrize("missing", [(), ("D",), ("z", "delta_bias"), ("D", "z", "delta_bias")], ids=str)
+def test_a_step_equals_its_formula_in_float64(poisoned, states, channels, missing):
+    inputs = {name: x for name, x in step_inputs(3, channels, states).items() if name not in missing}
+    for softplus in (True, False):
+        given = {**inputs, "delta": inputs["delta"] if softplus else inputs["delta"].abs()}
+        ours = kernels.selective_scan_step(**given, delta_softplus=softplus, backend="cpp")
+        doubles = {name: x.double() for name, x in given.items()}
+        truth = kernels.selective_scan_step(**doubles, delta_softplus=softplus, backend="eager")
+        for x, y in zip(ours, truth, strict=True):
+            assert x.dtype == torch.float32
+            torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-6)
+
+
+def test_a_step_takes_inputs_as_they_lie_and_changes_none():
+    inputs = step_inputs(3, 20, 16)
+    expected = kernels.selective_scan_step(**inputs, delta_softplus=True, backend="cpp")
+    strided = {name: torch.stack((x, x), dim=-1)[..., 0] for name, x in inputs.items()}
+    assert not any(x.is_contiguous() for x in strided.values())
+    ours = kernels.selective_scan_step(**strided, delta_softplus=True, backend="cpp")
+    for x, y in zip(ours, expected, strict=True):
+        assert torch.equal(x, y)
+    for name, x in step_inputs(3, 20, 16).items():
+        assert torch.equal(strided[name], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_step_of_other_dtypes_is_computed_in_that_of_the_state_or_wider(dtype):
+    inputs = step_inputs(2, 20, 16, dtype)
+    inputs["state"] = inputs["state"].to(torch.promote_types(dtype, torch.float32))
+    ours, theirs = (
+        kernels.selective_scan_step(**inputs, delta_softplus=True, backend=b) for b in ("cpp", "eager")
+    )
+    assert (ours[0].dtype, ours[1].dtype) == (dtype, inputs["state"].dtype)
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-5 if dtype != torch.float16 else 1e-2, rtol=1e-2)
+
+
+def test_softplus_is_exact_to_the_last_digits_wherever_it_is_taken():
+    delta = torch.cat((torch.linspace(-86.0, 60.0, 4001), torch.tensor([1e30, -200.0])))
+    one, zeros = torch.ones(1, 1), torch.zeros(1, len(delta))
+    # With a state and a rate of 0, B = C = u = 1, the output is the length of the step itself.
+    y, _ = kernels.selective_scan_step(
+        zeros[..., None], zeros + 1, delta[None], zeros.mT, one, one, delta_softplus=True, backend="cpp"
+    )
+    expected = torch.nn.functional.softplus(delta.double(), threshold=1e9)
+    torch.testing.assert_close(y[0, :-1].double(), expected[:-1], rtol=4e-7, atol=0)
+    assert y[0, -1] == 0.0
+    nan, _ = kernels.selective_scan_step(
+        zeros[:, :1, None], one, one * torch.nan, one * 0, one, one, delta_softplus=True, backend="cpp"
+    )
+    assert nan.isnan()
+
+
+def test_threads_change_nothing_in_a_step():
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        inputs = step_inputs(40, 70, 16)
+        results.append(kernels.selective_scan_step(**inputs, delta_softplus=True, backend="cpp"))
+    torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_operator_of_a_step_keeps_torchs_contract(given):
+    inputs = step_inputs(2, 5, 3)
+    if not given:
+        inputs |= dict.fromkeys(("D", "z", "delta_bias"))
+    torch.library.opcheck(native.scan_step, (*inputs.values(), given))
+
+
 def test_compiles_to_one_graph():
     g = torch.Generator().manual_seed(0)
     u, delta = torch.randn(2, 2, 6, 20, generator=g)

@@ -26,7 +26,8 @@ def traced(*tensors: Tensor | None) -> bool:
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Within it autocast is off, and products keep the precision that the operands have."""
-    if not torch.amp.is_autocast_available(device.type):  # the meta device, for example
+    available = torch.amp.is_autocast_available(device.type)  # not on the meta device, for example
+    if not (available and torch.is_autocast_enabled(device.type)):
         return nullcontext()
     if not torch.is_autocast_enabled(device.type):  # entering the context costs more than to ask
         return nullcontext()

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -100,5 +101,12 @@ inline float vexp(float x) {
     return x < -87.0f ? 0.0f : (x == x ? value : x);
 }
 inline double vexp(double x) { return std::exp(x); }
+
+// exp of any number: unlike vexp, infinite where float is.
+inline float exponential(float x) {
+    const float value = vexp(x);
+    return x > 88.7228f ? std::numeric_limits<float>::infinity() : value;
+}
+inline double exponential(double x) { return std::exp(x); }
 
 }  // namespace amago

@@ -23,9 +23,9 @@ __all__ = ["selective_scan", "selective_scan_step"]
 register(
     "selective_scan",
     [
+        Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN),
         Implementation(Backend.MAMBA_SSM, external.scan, external.scan_unsupported, external.MambaSsm()),
         Implementation(Backend.TRITON, gpu.scan, gpu.unsupported, Triton()),
-        Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN),
         Implementation(Backend.TORCH, fast.scan),
         Implementation(Backend.EAGER, reference.scan),
     ],
@@ -33,9 +33,9 @@ register(
 register(
     "selective_scan_step",
     [
+        Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN),
         Implementation(Backend.MAMBA_SSM, external.step, external.step_unsupported, external.MambaSsm()),
         Implementation(Backend.TRITON, gpu.step, gpu.step_unsupported, Triton()),
-        Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN),
         Implementation(Backend.TORCH, fast.step, fast.step_unsupported),
         Implementation(Backend.EAGER, reference.step),
     ],
@@ -47,17 +47,17 @@ _OPTIONAL = ("D", "z", "delta_bias", "initial_state")
 
 def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tensor | None]) -> None:
     """Raises ValueError unless all tensors fit u and A; `time` is (L,) for a sequence and () for a step."""
-    given = {name: x for name, x in tensors.items() if x is not None or name not in _OPTIONAL}
-    require_tensors(A=A, **given)
     rows, channels = u.shape[:2]
     if A.dim() != 2 or A.shape[0] != channels or A.shape[1] < 1:
         raise ValueError(
             f"A must be (channels, states) with {channels} channels as u has, got {tuple(A.shape)}"
         )
-    n = A.shape[1]
+    n, device = A.shape[1], u.device
     shapes = {
-        "delta": (rows, channels, *time),
-        "z": (rows, channels, *time),
+        "u": u.shape,
+        "delta": u.shape,
+        "z": u.shape,
+        "A": A.shape,
         "B": (rows, n, *time),
         "C": (rows, n, *time),
         "D": (channels,),
@@ -65,15 +65,16 @@ def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tenso
         "state": (rows, channels, n),
         "initial_state": (rows, channels, n),
     }
-    for name, tensor in {"u": u, "A": A, **given}.items():
-        assert tensor is not None
-        if name in shapes and tensor.shape != shapes[name]:
+    for name, tensor in (("u", u), ("A", A), *tensors.items()):
+        if tensor is None:
+            continue
+        if tensor.shape != shapes[name]:
             fits = f"to fit u {tuple(u.shape)} and A {tuple(A.shape)}"
-            raise ValueError(f"{name} must be {shapes[name]} {fits}, got {tuple(tensor.shape)}")
+            raise ValueError(f"{name} must be {tuple(shapes[name])} {fits}, got {tuple(tensor.shape)}")
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be real floating-point numbers, got {tensor.dtype}")
-        if tensor.device != u.device:
-            raise ValueError(f"{name} must be on {u.device} like u, got {tensor.device}")
+        if tensor.device != device:
+            raise ValueError(f"{name} must be on {device} like u, got {tensor.device}")
 
 
 @overload

@@ -97,5 +97,7 @@ def step(
 
 def step_unsupported(*tensors: Tensor, **options: Tensor | bool | None) -> list[str]:
     """It works in place and so cannot be differentiated."""
+    if not torch.is_grad_enabled():
+        return []
     others = (option for option in options.values() if isinstance(option, Tensor))
     return ["an input needs a gradient"] if needs_gradient(*tensors, *others) else []

@@ -16,7 +16,6 @@ from amago.kernels.precision import accumulation_dtype
 from amago.kernels.scan import fast
 from amago.kernels.scan.op import Gradients, recurrence_operator
 from amago.kernels.scan.recurrence import CHUNK, num_chunks
-from amago.kernels.scan.reference import skip_and_gate, step_size
 
 
 def unsupported(u: Tensor, *_: object, **__: object) -> list[str]:
@@ -103,6 +102,58 @@ scan_recurrence, scan_recurrence_backward = recurrence_operator(
 scan = functools.partial(fast.scan, operator=scan_recurrence, plain=forward)
 
 
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _step(
+    state: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    """One timestep, from the network's numbers to the gated output; all tensors are of one dtype."""
+    y = torch.empty(u.shape, dtype=u.dtype)
+    after = torch.empty(state.shape, dtype=u.dtype)
+    state, A = state.contiguous(), A.contiguous()
+    u, delta, B, C = (_dense(x) for x in (u, delta, B, C))
+    D, z, delta_bias = (None if x is None else _dense(x) for x in (D, z, delta_bias))
+    SELECTIVE_SCAN.load().step(
+        DTYPES[u.dtype],
+        *state.shape,
+        operand(state),
+        operand(u),
+        operand(delta),
+        A.data_ptr(),
+        operand(B),
+        operand(C),
+        _address(D),
+        operand(z),
+        _address(delta_bias),
+        delta_softplus,
+        y.data_ptr(),
+        after.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return y, after
+
+
+scan_step = torch.library.custom_op(
+    "amago_kernels::cpp_selective_scan_step", _step, mutates_args=(), device_types="cpu"
+)
+
+
+@scan_step.register_fake
+def _(state: Tensor, u: Tensor, *_: Tensor | bool | None) -> tuple[Tensor, Tensor]:
+    return u.new_empty(u.shape), state.new_empty(state.shape)
+
+
 def step(
     state: Tensor,
     u: Tensor,
@@ -116,19 +167,10 @@ def step(
     delta_bias: Tensor | None,
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `amago.kernels.selective_scan_step`: a sequence of one timestep."""
-    dtype = accumulation_dtype(state, u, delta, A, B, C, D, z, delta_bias)
-    inputs = u.to(dtype)
-    arguments = (
-        _dense(inputs).unsqueeze(0),
-        _dense(step_size(delta.to(dtype), delta_bias, delta_softplus)).unsqueeze(0),
-        A.to(dtype).t().contiguous(),
-        _dense(B.to(dtype)).unsqueeze(0),
-        _dense(C.to(dtype)).unsqueeze(0),
-        state.to(dtype).transpose(1, 2).contiguous(),
-    )
-    if torch.compiler.is_compiling():
-        y, last, _ = scan_recurrence(*arguments)
-    else:
-        y, last, _ = forward(*arguments, save=False)
-    return skip_and_gate(y[0], inputs, D, z).to(u.dtype), last.transpose(1, 2)
+    """See `amago.kernels.selective_scan_step`."""
+    tensors = (state, u, delta, A, B, C, D, z, delta_bias)
+    dtype = accumulation_dtype(*tensors)
+    numbers: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
+    run = scan_step if torch.compiler.is_compiling() else _step
+    y, after = run(*numbers, delta_softplus)
+    return y if y.dtype == u.dtype else y.to(u.dtype), after

@@ -10,12 +10,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <limits>
 #include <stdexcept>
 #include <string>
 
 #include "numbers.h"
 #include "rows.h"
+#include "step.h"
 
 namespace {
 
@@ -28,13 +28,6 @@ struct Sizes {
 
     int64_t blocks() const { return (channels + kBlock - 1) / kBlock; }
 };
-
-// exp of any number: unlike vexp, infinite where float is.
-inline float exponential(float x) {
-    const float value = amago::vexp(x);
-    return x > 88.7228f ? std::numeric_limits<float>::infinity() : value;
-}
-inline double exponential(double x) { return std::exp(x); }
 
 // The numbers of row b at time t in a tensor (L, B, .) whose last axis is dense.
 template <class A>
@@ -55,7 +48,7 @@ void advance(int64_t m, const Sizes& sizes, const A* u, const A* delta, const A*
         const A in = B[n];
 #pragma omp simd
         for (int64_t c = 0; c < m; ++c) {
-            fade[c] = exponential(delta[c] * rate[c]);
+            fade[c] = amago::exponential(delta[c] * rate[c]);
             now[c] = fade[c] * old[c] + delta[c] * u[c] * in;
         }
     }
@@ -198,15 +191,15 @@ A* pointer(uintptr_t address) {
     return reinterpret_cast<A*>(address);
 }
 
-// Calls run with a number of the dtype.
+// Calls run with a number of the dtype; states are of no shorter ones.
 template <class Run>
 void dispatch(const std::string& dtype, const Run& run) {
-    if (dtype == "float32")
-        run(float{});
-    else if (dtype == "float64")
-        run(double{});
-    else
-        throw std::invalid_argument("no scan kernel for dtype " + dtype);
+    amago::dispatch(dtype, [&](auto number) {
+        if constexpr (std::is_floating_point_v<decltype(number)>)
+            run(number);
+        else
+            throw std::invalid_argument("no scan kernel for dtype " + dtype);
+    });
 }
 
 }  // namespace
@@ -241,6 +234,20 @@ PYBIND11_MODULE(amago_selective_scan, m) {
                             {pointer<A>(grad_u), pointer<A>(grad_delta), pointer<A>(grad_rates), pointer<A>(grad_B),
                              pointer<A>(grad_C), pointer<A>(grad_initial)},
                             threads);
+            });
+        },
+        released);
+    m.def(
+        "step",
+        [](const std::string& dtype, int64_t rows, int64_t channels, int64_t states, const Operand& state,
+           const Operand& u, const Operand& delta, uintptr_t rates, const Operand& B, const Operand& C, uintptr_t D,
+           const Operand& z, uintptr_t bias, bool use_softplus, uintptr_t y, uintptr_t after, int threads) {
+            dispatch(dtype, [&](auto number) {
+                using A = decltype(number);
+                amago::step<A>({rows, channels, states},
+                               {state, u, delta, B, C, z, pointer<const A>(rates), pointer<const A>(D),
+                                pointer<const A>(bias), use_softplus, pointer<A>(y), pointer<A>(after)},
+                               threads);
             });
         },
         released);
