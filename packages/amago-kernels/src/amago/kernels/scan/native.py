@@ -172,5 +172,5 @@ def step(
     dtype = accumulation_dtype(*tensors)
     numbers: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
     run = scan_step if torch.compiler.is_compiling() else _step
-    y, after = run(*numbers, delta_softplus)
+    y, after = run(*numbers, delta_softplus=delta_softplus)
     return y if y.dtype == u.dtype else y.to(u.dtype), after
