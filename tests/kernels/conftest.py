@@ -1,20 +1,83 @@
 """What the tests of several kernels share."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
-from amago.kernels import cuda, testing
+from amago.kernels import cuda, examples, testing
+from amago.kernels.backends import Backend, Unsupported, operations
 from amago.kernels.compile import Extension, cpu_features
+from amago.kernels.triton_runtime import INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = Path(__file__).with_name("cuda_on_cpu")
+ON_GPU = (Backend.TRITON, Backend.CUDA, Backend.FLEX, Backend.MAMBA_SSM)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A backend of an operation, and the device of the tensors that it is tested with."""
+
+    operation: str
+    backend: str
+    device: str
+
+    def small(self, dtype: torch.dtype = torch.float32) -> examples.Example:
+        """A call that every backend takes."""
+        first = next(iter(examples.sample_calls(self.operation, self.device)))
+        if INTERPRETED and self.operation == "selective_scan":
+            first = examples.selective_scan(1, 2, 3, 2)
+        elif INTERPRETED and self.operation == "attention":
+            first = examples.attention(1, 3, 1)
+        return first.mapped(lambda x: x.to(dtype))
+
+    def with_gradients(self, example: examples.Example) -> bool:
+        """Whether the backend takes the call with gradients."""
+        try:
+            testing.results(example, self.backend)
+        except Unsupported:
+            return False
+        return True
+
+    def check(self, example: examples.Example) -> bool:
+        """`testing.check`, with gradients if the backend has them; False if it does not take the call at all."""
+        for gradients in (True, False):
+            try:
+                testing.check(example, self.backend, gradients=gradients)
+            except Unsupported:
+                continue
+            return True
+        return False
+
+
+def _cases(eager: bool) -> Iterator:
+    """Every backend of every operation that this machine has, as parameters of a test."""
+    for operation, implementations in operations().items():
+        for implementation in implementations:
+            backend = implementation.backend
+            if implementation.missing() or (backend is Backend.EAGER and not eager):
+                continue
+            gpu = backend in ON_GPU and not INTERPRETED
+            case = Case(operation, backend.value, "cuda" if gpu else "cpu")
+            marks = [pytest.mark.gpu] if gpu else []
+            yield pytest.param(case, marks=marks, id=f"{operation}-{backend.value}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take a `case` run for every backend but the eager ones, those of a `case_or_eager` for all."""
+    for name in ("case", "case_or_eager"):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, list(_cases(name == "case_or_eager")))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ __all__ = ["linear"]
 register(
     "linear",
     [
-        Implementation(Backend.ONEDNN, onednn.linear, onednn.unsupported),
+        Implementation(Backend.ONEDNN, onednn.linear, onednn.unsupported, onednn.OneDnn()),
         Implementation(Backend.EAGER, reference.linear),
     ],
 )

@@ -48,9 +48,19 @@ def unsupported(x: Tensor, weight: Tensor, *_: object, **__: object) -> list[str
         reasons.append(f"it computes on the CPU, and x is on {x.device}")
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
         reasons.append(f"it serves float32 here, and x and weight are {x.dtype} and {weight.dtype}")
-    if not torch.backends.mkldnn.is_available():
-        reasons.append("this torch was built without oneDNN")
     return reasons
+
+
+class OneDnn:
+    """What the backend needs of this machine."""
+
+    def missing(self) -> list[str]:
+        """Why it cannot run here."""
+        return [] if torch.backends.mkldnn.is_available() else ["this torch was built without oneDNN"]
+
+    def failures(self) -> list[str]:
+        """The same: there is nothing to get ready."""
+        return self.missing()
 
 
 def pays(x: Tensor, weight: Tensor) -> bool:
