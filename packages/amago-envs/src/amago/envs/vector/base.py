@@ -8,8 +8,13 @@ import numpy as np
 from amago.envs.seeding import stream_seed
 from amago.envs.vector.buffers import StepArrays
 from amago.envs.vector.group import GroupSpec, NameChange, StepNotes
-from amago.envs.vector.types import ExplorationState, PolicyInput, VectorStep
+from amago.envs.vector.types import NO_ROWS, ExplorationState, PolicyInput, VectorStep
 from amago.hindsight.timestep import Array
+
+
+def rows_that_are(true: Array) -> Array:
+    """The numbers of the rows with True in `true` (N,); quick where there are none, as in most steps."""
+    return np.flatnonzero(true) if np.count_nonzero(true) else NO_ROWS
 
 
 class BufferedVectorEnv:
@@ -91,7 +96,7 @@ class BufferedVectorEnv:
         names = self.env_names
         if notes:
             self._rename([(first_row, note.names_after_reset) for first_row, note in notes])
-        done_rows = np.flatnonzero(arrays.terminated | arrays.truncated)
+        done_rows = rows_that_are(arrays.terminated | arrays.truncated)
         if done_rows.size:
             final_obs = {key: array[done_rows] for key, array in arrays.final_obs.items()}
             final_time_idxs = arrays.final_time_idxs[done_rows]
@@ -108,7 +113,7 @@ class BufferedVectorEnv:
             final_time_idxs=final_time_idxs,
             metrics=metrics,
             env_names=names,
-            reset_rows=np.flatnonzero(arrays.only_reset),
+            reset_rows=rows_that_are(arrays.only_reset),
         )
 
     def _rename(self, changes: Sequence[tuple[int, Sequence[NameChange]]]) -> None:

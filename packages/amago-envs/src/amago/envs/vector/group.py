@@ -199,6 +199,7 @@ class EnvGroup:
     def attach(self, arrays: StepArrays) -> None:
         """Sets the rows that the environments write into."""
         self._arrays = arrays
+        self._renaming = [member for member in self._members if not member.name_is_fixed]
         for member in self._members:
             rows = slice(member.start, member.stop)
             member.obs = [(key, array[rows]) for key, array in arrays.obs.items()]
@@ -222,9 +223,7 @@ class EnvGroup:
         """Steps every environment with its rows of `actions`; resets those whose episode ended."""
         metrics = self._step_singles(actions) if self._singles is not None else self._step_members(actions)
         renamed: list[NameChange] = []
-        for member in self._members:
-            if member.name_is_fixed:
-                continue
+        for member in self._renaming:
             name = member.amago_env.env_name
             if name is not member.name and name != member.name:
                 member.name = name
@@ -233,7 +232,7 @@ class EnvGroup:
         arrays.rl2s[:, 0] = arrays.rewards
         arrays.rl2s[:, 1:] = arrays.actions
         done = arrays.terminated | arrays.truncated
-        renamed_by_reset = self._start_episodes(done) if done.any() else []
+        renamed_by_reset = self._start_episodes(done) if np.count_nonzero(done) else []
         if metrics or renamed or renamed_by_reset:
             return StepNotes(metrics=metrics, names_in_step=renamed, names_after_reset=renamed_by_reset)
         return None
