@@ -29,6 +29,7 @@ from amago.nets.traj_encoders import (
     MambaTrajEncoder,
     TformerTrajEncoder,
 )
+from amago.nets.traj_encoders.mamba import MambaHiddenState
 from amago.nets.transformer import (
     ClippedSlidingSinkAttention,
     FlashAttention,
@@ -152,6 +153,9 @@ def assert_same_memory(ours: Any, theirs: Any, tolerance: float) -> None:
         assert theirs is None
     elif isinstance(ours, Tensor):
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    elif isinstance(ours, MambaHiddenState):
+        torch.testing.assert_close(ours.conv, theirs.conv, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(ours.ssm, theirs.ssm, atol=tolerance, rtol=tolerance)
     else:
         for name, tensor in ours.hidden_tensors().items():
             torch.testing.assert_close(tensor, theirs.hidden_tensors()[name], atol=tolerance, rtol=tolerance)
@@ -205,6 +209,18 @@ def test_a_gru_acts_the_same(seed):
     draw = random.Random(seed)
     sizes = {"d_hidden": draw.choice((3, 16, 33)), "d_output": draw.choice((8, 40)), "n_layers": 1 + seed % 3}
     assert_same_episodes(make_agent(partial(GRUTrajEncoder, norm=draw.choice(NORMS[:6]), **sizes), seed=seed))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"d_model": 32},
+        {"d_model": 24, "d_state": 5, "d_conv": 2, "n_layers": 1, "norm": None},
+        {"d_model": 20, "d_state": 32, "d_conv": 1, "expand": 3, "n_layers": 2, "norm": "rmsnorm"},
+    ],
+)
+def test_a_mamba_acts_the_same(sizes):
+    assert_same_episodes(make_agent(partial(MambaTrajEncoder, **sizes)), steps=30)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -474,7 +490,7 @@ def test_what_no_program_stands_for_runs_through_the_modules(change, acted_befor
     torch.testing.assert_close(got, by_modules(agent, obs, rl2s, time, sample=False)[0])
 
 
-@pytest.mark.parametrize("encoder", [MambaTrajEncoder, IdentityTrajEncoder])
+@pytest.mark.parametrize("encoder", [partial(MambaTrajEncoder, backend="torch"), IdentityTrajEncoder])
 @pytest.mark.parametrize("agent_type", [OwnAgent, Agent])
 def test_users_agents_and_other_encoders_run_through_the_modules(agent_type, encoder):
     agent = make_agent(encoder, "box", agent_type=agent_type)

@@ -1,14 +1,13 @@
 """How encoders are translated.
 
-A timestep encoder's translation returns the value; a trajectory encoder's returns the value and the kind of its
-hidden state, a `MemoryKind`.
+A timestep encoder's translation returns the value; a trajectory encoder's returns the value and what it remembers,
+one of the kinds in `memory`.
 
 Shapes: H heads, D head dimension.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +17,11 @@ from amago.kernels.attention.mods import as_options
 from amago.nets.specs import as_obs_spec
 from amago.nets.stepping.builder import Builder, NotTranslatedError, translates
 from amago.nets.stepping.layers import acting_dropout, activation_of, is_nothing, layer_and_norm
+from amago.nets.stepping.memory import MambaMemory, MemoryKind, NoMemory, RecurrentMemory, RingMemory
 from amago.nets.traj_encoders.ff import FFTrajEncoder
 from amago.nets.traj_encoders.gru import GRUTrajEncoder
 from amago.nets.traj_encoders.identity import IdentityTrajEncoder
+from amago.nets.traj_encoders.mamba import Mamba, MambaBlock, MambaTrajEncoder
 from amago.nets.traj_encoders.transformer import TformerTrajEncoder
 from amago.nets.transformer.attention import FlashAttention, SelfAttention, VanillaAttention
 from amago.nets.transformer.flex_attention import (
@@ -34,17 +35,6 @@ from amago.nets.transformer.model import Transformer
 from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb, RotaryPosEmb
 from amago.nets.tstep_encoders.base import rl2_dim
 from amago.nets.tstep_encoders.ff import FFTstepEncoder
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryKind:
-    """What a trajectory encoder's hidden state is: "none" (passed on), "ring" or "recurrent", and its sizes."""
-
-    kind: str
-    layers: int = 0
-    width: int = 0
-    heads: int = 0
-    dim: int = 0
 
 
 @translates(FFTstepEncoder)
@@ -68,7 +58,7 @@ def ff_tstep_encoder(builder: Builder, module: FFTstepEncoder) -> tuple[int, lis
 @translates(IdentityTrajEncoder)
 def identity_traj_encoder(builder: Builder, module: nn.Module, x: int) -> tuple[int, MemoryKind]:
     """Nothing."""
-    return x, MemoryKind("none")
+    return x, NoMemory()
 
 
 @translates(FFTrajEncoder)
@@ -79,7 +69,7 @@ def ff_traj_encoder(builder: Builder, module: FFTrajEncoder, x: int) -> tuple[in
     builder.visit(module.traj_blocks)
     for block in module.traj_blocks:
         x = builder.translate(block, x)
-    return builder.translate(module.out_norm, builder.translate(module.traj_last, x)), MemoryKind("none")
+    return builder.translate(module.out_norm, builder.translate(module.traj_last, x)), NoMemory()
 
 
 @translates(GRUTrajEncoder)
@@ -99,15 +89,69 @@ def gru_traj_encoder(builder: Builder, module: GRUTrajEncoder, x: int) -> tuple[
         from_input, from_hidden = gates(x, f"ih_l{layer}"), gates(hidden, f"hh_l{layer}")
         x = builder.program.gru_cell(from_input, from_hidden, hidden, layer)
     out = layer_and_norm(builder, module.out, module.out_norm, x)
-    return out, MemoryKind("recurrent", layers=rnn.num_layers, width=rnn.hidden_size)
+    return out, RecurrentMemory(rnn.num_layers, rnn.hidden_size)
+
+
+@translates(MambaTrajEncoder)
+def mamba_traj_encoder(builder: Builder, module: MambaTrajEncoder, x: int) -> tuple[int, MemoryKind]:
+    """Residual layers, each with a state of its convolution and one of its recurrence."""
+    x = builder.translate(module.inp, x)
+    builder.visit(module.mambas)
+    blocks: list[Any] = list(module.mambas)
+    for layer, block in enumerate(blocks):
+        x = builder.translate(block, x, 2 * layer)
+    layer_of: Mamba = blocks[0].mamba
+    conv = (layer_of.d_conv - 1, layer_of.d_inner)
+    memory = MambaMemory(len(blocks), conv, (layer_of.d_inner, layer_of.d_state))
+    return builder.translate(module.out_norm, x), memory
+
+
+@translates(MambaBlock)
+def mamba_block(builder: Builder, module: MambaBlock, x: int, state: int) -> int:
+    """x + mamba(norm(x))."""
+    return int(builder.translate(module.mamba, builder.translate(module.norm, x), state, add=x))
+
+
+@translates(Mamba)
+def mamba(builder: Builder, module: Mamba, x: int, state: int, add: int) -> int:
+    """One layer; its states are the ones numbered `state` and `state + 1`.
+
+    Raises:
+        NotTranslatedError: if a backend of the scan is asked for.
+    """
+    backend = builder.setting(module, "backend")
+    if backend not in ("auto", "cpp"):
+        raise NotTranslatedError(f"the scan is asked for from {backend!r}")
+    builder.visit(module.conv1d)
+    if type(module.conv1d) is not nn.Conv1d:
+        raise NotTranslatedError(f"{type(module.conv1d).__name__} has no translation")
+    filters = builder.weights(module.conv1d.weight, module.conv1d.bias)
+    scan = builder.weights(module.A_log, module.D)
+
+    def taps() -> tuple[Tensor | None, Tensor | None]:
+        weight, bias = filters()
+        assert weight is not None
+        return weight.detach()[:, 0].t(), bias
+
+    def rates() -> tuple[Tensor | None, Tensor | None]:
+        log_rates, skip = scan()
+        assert log_rates is not None
+        return -torch.exp(log_rates.detach()), skip
+
+    xz = builder.translate(module.in_proj, x)
+    u = builder.program.convolve(xz, module.d_inner, module.d_conv, state, taps)
+    delta = builder.translate(module.x_proj, u, outputs=slice(0, module.dt_rank))
+    delta = builder.translate(module.dt_proj, delta)
+    bc = builder.translate(module.x_proj, u, outputs=slice(module.dt_rank, None))
+    y = builder.program.scan(u, delta, bc, xz, state + 1, rates)
+    return int(builder.translate(module.out_proj, y, add=add))
 
 
 @translates(TformerTrajEncoder)
 def tformer_traj_encoder(builder: Builder, module: TformerTrajEncoder, x: int) -> tuple[int, MemoryKind]:
     """The Transformer with a ring cache for each layer."""
     out = builder.translate(module.tformer, x)
-    sizes = {"layers": module.n_layers, "heads": module.n_heads, "dim": module.head_dim}
-    return out, MemoryKind("ring", **sizes)
+    return out, RingMemory(module.n_layers, module.n_heads, module.head_dim)
 
 
 @translates(Transformer)

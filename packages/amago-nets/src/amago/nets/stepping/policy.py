@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amago.kernels.step_program import Memory, StepProgram, wanted, why_not
+from amago.kernels.step_program import StepProgram, wanted, why_not
 from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.stepping import encoders, heads, layers  # noqa: F401 - they register their translations
 from amago.nets.stepping.builder import Builder, NotTranslatedError
-from amago.nets.stepping.encoders import MemoryKind
 from amago.nets.stepping.heads import Ending
-from amago.nets.transformer.cache import TformerHiddenState
+from amago.nets.stepping.memory import MemoryKind
 
 Parts = tuple[Any, Any, Any]
 """Timestep encoder, trajectory encoder and actor."""
@@ -102,7 +101,6 @@ class StepPolicy:
         self._parts: tuple[Any, ...] = ()
         self._optimizer_steps = -1
         self._given: _Given | None = None
-        self._remembered: tuple[Any, Memory | None] = (None, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepPolicy:
         return StepPolicy()
@@ -148,26 +146,17 @@ class StepPolicy:
             if given is None:
                 return None
         batch = given.batch
-        memory = self._memory(made.memory, batch, hidden_state)
-        if memory is None:
+        taken = made.memory.take(batch, hidden_state)
+        if taken is None:
             return None
+        memory, after = taken
         ending = made.ending
         out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
         noise = ending.draw(batch, ending.width) if sample and ending.draw is not None else None
         if not made.program.run(batch, given.addresses(), given.time_idxs, memory, noise, out):
             return None
         self.steps += 1
-        return Chosen(out, ending.draw is not None, _after(made.memory, memory, hidden_state))
-
-    def _memory(self, kind: MemoryKind, batch: int, hidden_state: Any) -> Memory | None:
-        """Where the rows' memory lies, looked at again only where it is another one than at the step before."""
-        if kind.kind != "ring":
-            return _memory(kind, batch, hidden_state)
-        last, memory = self._remembered
-        if memory is None or hidden_state is not last or not _lies_in(hidden_state, memory, batch):
-            memory = _memory(kind, batch, hidden_state)
-            self._remembered = hidden_state, memory
-        return memory
+        return Chosen(out, ending.draw is not None, after)
 
     def _up_to_date(self, parts: Parts) -> _Made | None:
         """The program with the present weights; None if there can be none."""
@@ -184,7 +173,6 @@ class StepPolicy:
 
     def _make(self, parts: Parts) -> None:
         self._made = self._given = None
-        self._remembered = None, None
         reasons = why_not()
         if reasons:
             self.reason = "; ".join(reasons)
@@ -232,45 +220,3 @@ def _given(made: _Made, obs: Mapping[str, Tensor], rl2s: Tensor, time_idxs: Tens
         tensors.append(x)
     widths = [width for _, width in made.inputs]
     return _Given(made, batch, tensors, widths, time_idxs.contiguous(), converted)
-
-
-def _lies_in(hidden_state: TformerHiddenState, memory: Memory, batch: int) -> bool:
-    """Whether a Transformer's hidden state still holds the tensors that were found usable for `batch` rows."""
-    return (
-        hidden_state.key_cache.data is memory.keys
-        and hidden_state.val_cache.data is memory.values
-        and hidden_state.seq_lens is memory.lengths
-        and hidden_state.seq_lens.shape[0] == batch
-    )
-
-
-def _memory(kind: MemoryKind, batch: int, hidden_state: Any) -> Memory | None:
-    """Where the rows' memory lies; None if the hidden state is not one that the program can use."""
-    if kind.kind == "none":
-        return Memory()
-    if kind.kind == "recurrent":
-        shape = (kind.layers, batch, kind.width)
-        if hidden_state is None:
-            hidden_state = torch.zeros(shape)
-        if not isinstance(hidden_state, Tensor) or not _usable(hidden_state, shape):
-            return None
-        return Memory(hidden=hidden_state, new_hidden=torch.empty(shape))
-    if type(hidden_state) is not TformerHiddenState:
-        return None
-    keys, values = hidden_state.key_cache.data, hidden_state.val_cache.data
-    lengths = hidden_state.seq_lens
-    ring = (kind.layers, batch, keys.shape[2], kind.heads, kind.dim)
-    if not _usable(keys, ring) or not _usable(values, ring):
-        return None
-    if lengths.shape != (batch,) or lengths.dtype != torch.int64 or not lengths.is_contiguous():
-        return None
-    return Memory(keys=keys, values=values, lengths=lengths)
-
-
-def _usable(x: Tensor, shape: tuple[int, ...]) -> bool:
-    return x.shape == shape and x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
-
-
-def _after(kind: MemoryKind, memory: Memory, hidden_state: Any) -> Any:
-    """The hidden state after the step: a new one for recurrent layers, the same object otherwise."""
-    return memory.new_hidden if kind.kind == "recurrent" else hidden_state

@@ -7,29 +7,28 @@
 
 namespace amago {
 
-// A layer's hidden state of the step before, (B, W).
+// A state of the step before, (B, W).
 class Recall : public Operation {
 public:
-    Recall(Value out, int64_t layer) : out_(out), layer_(layer) {}
+    Recall(Value out, int64_t state) : out_(out), state_(state) {}
 
     void run(const Step& step, const Tile& tile) const override {
-        for (int64_t r = 0; r < tile.rows; ++r) {
-            const int64_t at = (layer_ * step.batch + tile.first + r) * out_.width;
-            std::copy_n(step.hidden + at, out_.width, tile.row(out_, r));
-        }
+        const float* from = step.states[state_].before;
+        for (int64_t r = 0; r < tile.rows; ++r)
+            std::copy_n(from + (tile.first + r) * out_.width, out_.width, tile.row(out_, r));
     }
 
 private:
     Value out_;
-    int64_t layer_;
+    int64_t state_;
 };
 
 // A gated recurrent unit (Cho et al. 2014) as torch has it, from what the input and the hidden state give to its
-// gates (3 W: reset, update, new); keeps the new hidden state.
+// gates (3 W: reset, update, new); the new hidden state is kept.
 class GruCell : public Operation {
 public:
-    GruCell(Value from_input, Value from_hidden, Value hidden, Value out, int64_t layer)
-        : x_(from_input), h_(from_hidden), hidden_(hidden), out_(out), layer_(layer) {}
+    GruCell(Value from_input, Value from_hidden, Value hidden, Value out, int64_t state)
+        : x_(from_input), h_(from_hidden), hidden_(hidden), out_(out), state_(state) {}
 
     void run(const Step& step, const Tile& tile) const override {
         const int64_t width = out_.width;
@@ -44,13 +43,13 @@ public:
                 const Vector candidate = vtanh(load_vector(x + 2 * width + j) + reset * load_vector(h + 2 * width + j));
                 store_vector(out + j, candidate + update * (load_vector(old + j) - candidate));
             }
-            std::copy_n(out, width, step.new_hidden + (layer_ * step.batch + tile.first + r) * width);
+            std::copy_n(out, width, step.states[state_].after + (tile.first + r) * width);
         }
     }
 
 private:
     Value x_, h_, hidden_, out_;
-    int64_t layer_;
+    int64_t state_;
 };
 
 }  // namespace amago

@@ -15,6 +15,7 @@
 #include "positions.h"
 #include "recurrent.h"
 #include "rows.h"
+#include "selective.h"
 #include "watch.h"
 
 namespace py = pybind11;
@@ -182,10 +183,18 @@ PYBIND11_MODULE(amago_step_program, m) {
                  return p.append<Attend>(p.at(qkv), p.at(out), layer, heads, dim,
                                          AttentionOptions{window, sink, sink_bias, logit_clip, scale});
              })
-        .def("recall", [](Program& p, int64_t out, int64_t layer) { return p.append<Recall>(p.at(out), layer); })
+        .def("recall", [](Program& p, int64_t out, int64_t state) { return p.append<Recall>(p.at(out), state); })
         .def("gru_cell",
-             [](Program& p, int64_t from_input, int64_t from_hidden, int64_t hidden, int64_t out, int64_t layer) {
-                 return p.append<GruCell>(p.at(from_input), p.at(from_hidden), p.at(hidden), p.at(out), layer);
+             [](Program& p, int64_t from_input, int64_t from_hidden, int64_t hidden, int64_t out, int64_t state) {
+                 return p.append<GruCell>(p.at(from_input), p.at(from_hidden), p.at(hidden), p.at(out), state);
+             })
+        .def("convolve",
+             [](Program& p, int64_t x, int64_t out, int64_t taps, int64_t state) {
+                 return p.append<Convolve>(p.at(x), p.at(out), taps, state);
+             })
+        .def("scan",
+             [](Program& p, int64_t u, int64_t delta, int64_t bc, int64_t xz, int64_t out, int64_t state) {
+                 return p.append<Scan>(p.at(u), p.at(delta), p.at(bc), p.at(xz), p.at(out), state);
              })
         .def("emit", [](Program& p, int64_t x) { return p.append<Emit>(p.at(x)); })
         .def("choose",
@@ -203,8 +212,8 @@ PYBIND11_MODULE(amago_step_program, m) {
             "run",
             [](Program& p, int64_t batch, const std::vector<std::pair<uintptr_t, int64_t>>& inputs,
                uintptr_t positions, int64_t position_stride, int64_t table, uintptr_t keys, uintptr_t values,
-               uintptr_t lengths, int64_t slots, uintptr_t hidden, uintptr_t new_hidden, uintptr_t noise,
-               uintptr_t out, bool sample, int threads) {
+               uintptr_t lengths, int64_t slots, const std::vector<std::pair<uintptr_t, uintptr_t>>& states,
+               uintptr_t noise, uintptr_t out, bool sample, int threads) {
                 Step step;
                 for (const auto& [address, stride] : inputs) step.inputs.push_back({address, stride});
                 step.positions = reinterpret_cast<const int64_t*>(positions);
@@ -213,8 +222,8 @@ PYBIND11_MODULE(amago_step_program, m) {
                 step.values = reinterpret_cast<float*>(values);
                 step.lengths = reinterpret_cast<const int64_t*>(lengths);
                 step.slots = slots;
-                step.hidden = reinterpret_cast<const float*>(hidden);
-                step.new_hidden = reinterpret_cast<float*>(new_hidden);
+                for (const auto& [before, after] : states)
+                    step.states.push_back({reinterpret_cast<const float*>(before), reinterpret_cast<float*>(after)});
                 step.batch = batch;
                 step.noise = reinterpret_cast<const float*>(noise);
                 step.out = reinterpret_cast<void*>(out);

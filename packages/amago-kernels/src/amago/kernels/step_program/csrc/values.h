@@ -81,6 +81,11 @@ struct Input {
     uintptr_t address;
     int64_t stride;
 };
+// Something that every row remembers, (B, its width): where it lies, and where it goes.
+struct State {
+    const float* before;
+    float* after;
+};
 struct Step {
     std::vector<Input> inputs;
     const int64_t* positions;
@@ -89,8 +94,7 @@ struct Step {
     float* values;
     const int64_t* lengths;
     int64_t slots;
-    const float* hidden;  // (layers, B, width), read and written
-    float* new_hidden;
+    std::vector<State> states;
     int64_t batch;
     const float* noise;
     void* out;
