@@ -5,11 +5,15 @@
     .venv/bin/python -m benchmarks.rollout --only "lake GRU" --no-save
     .venv/bin/python -m benchmarks.rollout --only "lake FF" --memory 10000000 --no-save
 
-Policies are 128 wide with 3 layers, exploration is on, and every finished episode becomes a file. Every row is
-measured in a process of its own, with the bare environment stepped on one core beside it. Shares are parts of the
-wall time: `environments` is what the bare environments would take (with worker processes the whole wait for them),
-`stepping` what our vector environment adds, `policy` the agent, `recording` the copies of each step, `rest` what
-remains. `writing` is the processor time of the thread that writes files, which runs beside all of that.
+Trajectory encoders are 128 wide with 3 layers (`--memory_size 128 --memory_layers 3` of command lines); timestep
+encoder and actor keep their defaults, 512 and 256 wide. Exploration is on, and every finished episode becomes a
+file; the time ends when the last one is on disk. Every row is measured in a process of its own, with the bare
+environment stepped on one core beside it.
+
+Shares are parts of the wall time: `environments` is what the bare environments would take (with worker processes
+the whole wait for them), `stepping` what our vector environment adds, `policy` the agent, `recording` the copies
+of each step, `rest` what remains. `writing` is the processor time of the thread that writes files, which runs
+beside all of that; most of it is the operating system's.
 
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
@@ -55,7 +59,7 @@ ENCODERS: dict[str, Any] = {
     "GRU": partial(GRUTrajEncoder, d_hidden=WIDTH, d_output=WIDTH, n_layers=LAYERS),
     "FF": partial(FFTrajEncoder, d_model=WIDTH, n_layers=LAYERS),
 }
-REPEATS_OF_TIMER = 50  # vector steps between two looks at the clock
+STEPS_PER_RUN = 200  # between two looks at the clock; each run puts the agent into eval mode and back
 SHOWN = (
     "name",
     "actors",
@@ -219,12 +223,13 @@ class Collection:
             path.unlink()
 
     def run_for(self, seconds: float) -> tuple[int, float]:
-        """Vector steps and seconds."""
+        """Vector steps, and the seconds until their files were written."""
         steps, start = 0, time.perf_counter()
-        while (passed := time.perf_counter() - start) < seconds:
-            self.rollout.run(timesteps=REPEATS_OF_TIMER)
-            steps += REPEATS_OF_TIMER
-        return steps, passed
+        while time.perf_counter() - start < seconds:
+            self.rollout.run(timesteps=STEPS_PER_RUN)
+            steps += STEPS_PER_RUN
+        self.recorder.flush()
+        return steps, time.perf_counter() - start
 
     def close(self) -> None:
         """Ends writing and the environments."""
@@ -336,7 +341,8 @@ def main() -> None:
             watch_memory(row, arguments.memory)
         return
     print(" | ".join(SHOWN))
-    # Files are deleted at the very end: ext4 makes new ones ten times as slowly for half a minute after deletions.
+    # Files are deleted at the very end: ext4 takes 0.3 to 0.9 ms for a new one, in place of 0.1, for minutes after
+    # many deletions, also those of programs that ran before (measured here with files of 4 KiB).
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder or ROOT / "build", prefix="rollout-") as folder:
         for row in rows_of(arguments):

@@ -57,7 +57,13 @@ class FrozenTraj:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        own = self.rl2s.nbytes + self.time_idxs.nbytes + self.rews.nbytes + self.dones.nbytes + self.actions.nbytes
+        own = (
+            self.rl2s.nbytes
+            + self.time_idxs.nbytes
+            + self.rews.nbytes
+            + self.dones.nbytes
+            + self.actions.nbytes
+        )
         return own + sum(array.nbytes for array in self.obs.values())
 
     def validate(self) -> None:
