@@ -74,7 +74,7 @@ def flex_attention(
         lengths: (B,) integers; keys at and beyond them are not seen, and outputs there are 0.
         dropout_p: probability in [0, 1) of dropping an attention weight.
         scale: of the scores before `score_mod`; 1 / sqrt(D) by default.
-        backend: "flex" (CUDA), "sdpa" (without a score_mod), "eager", or None / "auto" for the first that can
+        backend: "flex" (CUDA), "sdpa" (without a score_mod), "eager", or None / "auto" for the fastest that can
             run the call. Functions that say what an option of `attention` says (`SlidingWindow`,
             `ClippedSinks`) run as that, by any of its backends.
 
@@ -127,7 +127,7 @@ def flex_attention_step(
         v: values, same shape.
         cache: changed in place; its lengths do not move (see `RingCache.advance`).
         score_mod, mask_mod, scale: as in `flex_attention`.
-        backend: "sdpa" (without a score_mod), "eager", or None / "auto" for the first that can run the call.
+        backend: "sdpa" (without a score_mod), "eager", or None / "auto" for the fastest that can run it.
 
     Returns:
         (B, 1, H, D), dtype of q.

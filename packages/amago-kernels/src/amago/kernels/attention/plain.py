@@ -86,7 +86,7 @@ def attention(
         lengths: (B,) integers; keys at and beyond them are not seen, and outputs there are 0.
         dropout_p: probability in [0, 1) of dropping an attention weight.
         scale: of the scores; 1 / sqrt(D) by default.
-        backend: "sdpa", "flex" or "triton" (CUDA), "eager", or None / "auto" for the first that can run the call.
+        backend: "sdpa", "flex" or "triton" (CUDA), "eager", or None / "auto" for the fastest that can run it.
 
     Returns:
         (B, L, H, D), dtype of q.
@@ -146,7 +146,7 @@ def attention_step(
         rotary_base: if given, q and k are rotated first (Su et al. 2021, eq. 34): features i and i + D/2 by
             the angle position * rotary_base ** (-2 i / D). What enters the cache is rotated.
         positions: (B,) integers, at which they are rotated; the cache's lengths by default.
-        backend: "cpp" (CPU), "sdpa", "triton" and "cuda" (CUDA), "eager", or None / "auto" for the first that can
+        backend: "cpp" (CPU), "sdpa", "triton" and "cuda" (CUDA), "eager", or None / "auto" for the fastest that can
             run the call.
 
     Returns:

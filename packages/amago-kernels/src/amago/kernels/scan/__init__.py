@@ -144,7 +144,7 @@ def selective_scan(
         delta_softplus: softplus makes `delta` positive.
         initial_state: h_0 (B, d, n), zeros by default.
         return_last_state: also return h_L (B, d, n).
-        backend: "eager", "torch", "cpp", "triton", "mamba_ssm", or None / "auto" for the first that can
+        backend: "eager", "torch", "cpp", "triton", "mamba_ssm", or None / "auto" for the fastest that can
             run the call.
 
     Returns:
@@ -211,7 +211,7 @@ def selective_scan_step(
         D, delta_bias: (d,).
         delta_softplus: softplus makes `delta` positive.
         backend: "eager", "triton", "torch", "cpp" and "mamba_ssm" (these three without gradients), or None /
-            "auto" for the first that can run the call.
+            "auto" for the fastest that can run it.
 
     Returns:
         y_t (B, d) in the dtype of u, and h_t (B, d, n).

@@ -104,7 +104,7 @@ def two_hot_cross_entropy(
         mask: bool, broadcastable to (...). Where false, loss and gradient are 0, whatever logits and target
             hold.
         weight: floats, broadcastable to (...), that multiply the loss.
-        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the fastest that can run it.
 
     Returns:
         The loss of each row (...), in nats: float32, or float64 for float64 logits.
@@ -162,7 +162,7 @@ def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = 
     Args:
         logits: (..., n).
         bins: the support.
-        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run the call.
+        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the fastest that can run it.
 
     Returns:
         (...), float32, or float64 for float64 logits; its gradient flows into the logits.
