@@ -146,8 +146,8 @@ def attention_step(
         rotary_base: if given, q and k are rotated first (Su et al. 2021, eq. 34): features i and i + D/2 by
             the angle position * rotary_base ** (-2 i / D). What enters the cache is rotated.
         positions: (B,) integers, at which they are rotated; the cache's lengths by default.
-        backend: "cpp" (CPU), "sdpa", "triton" and "cuda" (CUDA), "eager", or None / "auto" for the fastest that can
-            run the call.
+        backend: "cpp" (CPU), "sdpa", "triton" and "cuda" (CUDA), "eager", or None / "auto" for the fastest
+            that can run the call.
 
     Returns:
         (B, 1, H, D), dtype of q.
