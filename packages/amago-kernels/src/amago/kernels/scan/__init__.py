@@ -66,8 +66,10 @@ def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tenso
         "initial_state": (rows, channels, n),
     }
     for name, tensor in (("u", u), ("A", A), *tensors.items()):
-        if tensor is None:
+        if tensor is None and name in _OPTIONAL:
             continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.shape != shapes[name]:
             fits = f"to fit u {tuple(u.shape)} and A {tuple(A.shape)}"
             raise ValueError(f"{name} must be {tuple(shapes[name])} {fits}, got {tuple(tensor.shape)}")
@@ -156,7 +158,7 @@ def selective_scan(
         TypeError: for tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
-    require_tensors(u=u)
+    require_tensors(u=u, A=A)
     if u.dim() != 3 or u.shape[2] < 1:
         raise ValueError(
             f"u must be (batch, channels, length) with a length of at least 1, got {tuple(u.shape)}"
@@ -221,7 +223,7 @@ def selective_scan_step(
         TypeError: for tensors that are none.
         RuntimeError: if the backend that was asked for cannot run the call.
     """
-    require_tensors(u=u)
+    require_tensors(u=u, A=A)
     if u.dim() != 2:
         raise ValueError(f"u must be (batch, channels) in a single step, got {tuple(u.shape)}")
     tensors = {"state": state, "delta": delta, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
