@@ -168,9 +168,11 @@ def step(
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan_step`."""
-    tensors = (state, u, delta, A, B, C, D, z, delta_bias)
-    dtype = accumulation_dtype(*tensors)
-    numbers: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
-    run = scan_step if torch.compiler.is_compiling() else _step
-    y, after = run(*numbers, delta_softplus=delta_softplus)
-    return y if y.dtype == u.dtype else y.to(u.dtype), after
+    tensors: tuple[Any, ...] = (state, u, delta, A, B, C, D, z, delta_bias)
+    dtype = state.dtype
+    if any(x is not None and x.dtype != dtype for x in tensors):
+        dtype = accumulation_dtype(*tensors)
+        tensors = tuple(None if x is None else x.to(dtype) for x in tensors)
+    run: Any = scan_step if torch.compiler.is_compiling() else _step
+    y, after = run(*tensors, delta_softplus)
+    return y if dtype == u.dtype else y.to(u.dtype), after
