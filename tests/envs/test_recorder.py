@@ -190,6 +190,8 @@ def test_lengths_do_not_vary_when_save_len_is_max_seq_len_or_staggering_is_off()
     assert set(PieceLength.around(7, 7, True).draw(rng, 50)) == {7}
     assert set(PieceLength.around(9, 7, False).draw(rng, 50)) == {9}
     assert PieceLength.around(1e10, 128, True) == PieceLength(10**10 - 128, 10**10 + 128)
+    with pytest.raises(TypeError):  # the fault: the float goes to a function of whole numbers
+        range(1e10 - 128, 1e10 + 128)
 
 
 @pytest.mark.parametrize(

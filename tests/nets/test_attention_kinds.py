@@ -375,11 +375,10 @@ def test_copying_the_cache_would_be_noticed():
     assert allocated > 2 * keys
 
 
-@kinds
-def test_training_builds_no_mask_for_every_row(name):
-    rows, length = 64, 64
+def largest_mask(attention, rows=64, length=64):
+    """Bytes of the largest mask that attention over whole sequences makes."""
     qkv = torch.randn(rows, length, 3, 1, 8)
-    largest = []
+    largest = [0]
 
     class LargestMask(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -389,8 +388,56 @@ def test_training_builds_no_mask_for_every_row(name):
             return out
 
     with LargestMask():
-        made(name)(qkv)
-    assert max(largest, default=0) <= length * length
+        attention(qkv)
+    return max(largest)
+
+
+@kinds
+def test_training_builds_no_mask_for_every_row(name):
+    assert largest_mask(made(name)) <= 64 * 64
+
+
+class MasksEveryRow(transformer.SelfAttention):
+    """The fault: a mask (B, 1, L, L), though all rows have the same."""
+
+    def forward(self, qkv, key_cache=None, val_cache=None, cache_seqlens=None):
+        q, k, v = qkv.transpose(1, 3).unbind(2)  # (B, H, L, D)
+        rows, length = qkv.shape[:2]
+        seen = torch.ones(rows, 1, length, length, dtype=torch.bool).tril()
+        scores = (q @ k.transpose(-1, -2)).masked_fill(~seen, -math.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def test_a_mask_for_every_row_would_be_noticed():
+    assert largest_mask(MasksEveryRow()) >= 64 * 64 * 64
+
+
+class RefusesEvaluation(transformer.VanillaFlexAttention):
+    """The fault: functions of the scores are for training alone."""
+
+    def forward(self, qkv, *cache):
+        if not self.training:
+            raise NotImplementedError("no inference")
+        return super().forward(qkv, *cache)
+
+
+def acts_as_it_was_trained(attention):
+    qkv = torch.randn(ROWS, 6, 3, 2, 8)
+    trained = attention.train()(qkv)
+    keys, values = torch.zeros(2, ROWS, 6, 2, 8).unbind(0)
+    attention.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(attention(qkv), trained)
+        for step in range(6):
+            out = attention(qkv[:, step : step + 1], keys, values, torch.full((ROWS,), step))
+            torch.testing.assert_close(out[:, 0], trained[:, step])
+
+
+@pytest.mark.parametrize("cls", [transformer.VanillaFlexAttention, Alibi, Parity])
+def test_flex_attention_is_evaluated_and_rolled_out_as_it_was_trained(cls):
+    acts_as_it_was_trained(cls(causal=True, dropout=0.0))
+    with pytest.raises(NotImplementedError):
+        acts_as_it_was_trained(RefusesEvaluation(causal=True, dropout=0.0))
 
 
 def test_kinds_are_set_by_gin():

@@ -9,6 +9,7 @@ import pytest
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, save_trajectory, trajectory_filename
 from amago.loading import DiskTrajDataset, RLData, get_path_to_trajs, load_traj_from_disk
+from amago.loading.packing import private_memory
 from amago.utils import AmagoWarning
 
 
@@ -133,7 +134,8 @@ def assert_reads_little(read_slice: Callable[[], object], size: int) -> None:
     assert bytes_read(read_slice) < size / 20
 
 
-def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, tmp_path) -> None:
+@pytest.mark.parametrize("save_as", ["npz", "traj"])
+def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, save_as) -> None:
     steps = 20_000
     traj = FrozenTraj(
         obs={"observation": np.zeros((steps + 1, 100), dtype=np.float32)},
@@ -144,10 +146,12 @@ def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, t
         actions=np.zeros((steps, 1), dtype=np.float32),
     )
     dataset = make_dataset()
-    path = save_trajectory(traj, dataset.fifo.path / "env_00000000_1", "npz", "env")
+    path = save_trajectory(traj, dataset.fifo.path / "env_00000000_1", save_as, "env")
     size = path.stat().st_size
     dataset.set_epoch(0)
-    assert_reads_little(lambda: dataset[0], size)
+    assert_reads_little(lambda: dataset[0], size)  # headers included
+    assert_reads_little(lambda: dataset[1], size)
+    assert_reads_little(lambda: dataset.draw_batch(2, 8, private_memory), size)
     with pytest.raises(AssertionError):  # the fault: load everything, then slice
         assert_reads_little(lambda: RLData.from_trajectory(load_traj_from_disk(path)).random_slice(4), size)
 

@@ -41,7 +41,10 @@ ABSENT_SECONDS = 1.0
 """Time for which a file that was listed but could not be opened is left alone, unless a look is forced."""
 
 FEW = 64
-"""Changes that are put into the sorted list one by one; more are sorted in."""
+"""Changes that are put into the sorted list one by one, or so many for each `SORTED_AT_ONCE` files; with more
+changes the whole list is sorted."""
+
+SORTED_AT_ONCE = 128
 
 
 class TrajFile(NamedTuple):
@@ -266,7 +269,7 @@ class TrajFolder:
         for file in removed:
             del self.files[file.name]
         self.files.update((file.name, file) for file in added)
-        if len(added) + len(removed) <= FEW:
+        if len(added) + len(removed) <= max(FEW, len(self.files) // SORTED_AT_ONCE):
             for file in removed:
                 place = bisect.bisect_left(self.ordered, sampling_key(file), key=sampling_key)
                 while self.ordered[place] != file:

@@ -30,7 +30,8 @@ SHARE_OF_CACHE = 8
 """Compressed files, whose windows are costly, are cached up to this fraction of the cache."""
 
 KEPT_LAYOUTS = 1 << 14
-"""Files whose headers are remembered. Files are drawn at random, so that the first ones are as good as any."""
+"""Files whose headers are remembered, beside the cache, at about 2 KB each. Files are drawn at random, so that the
+first ones are as good as any."""
 
 USUAL_FILES = 64
 """Files that must agree in their arrays before one that differs is taken for a stray."""
