@@ -20,7 +20,7 @@ from typing import Any
 from amago.envs.vector.base import BufferedVectorEnv
 from amago.envs.vector.buffers import StepArrays, block_size, carve, layout, open_shared_block
 from amago.envs.vector.configuration import bindings_for_workers
-from amago.envs.vector.group import ExplorationSetup, GroupSpec, MakeEnv, StepNotes, common_spec
+from amago.envs.vector.group_spec import ExplorationSetup, GroupSpec, MakeEnv, StepNotes, common_spec
 from amago.envs.vector.hanging import last_stack, limit_waiting, stack_of
 from amago.envs.vector.processes import (
     CLOSE_SECONDS,

@@ -7,7 +7,7 @@ import numpy as np
 
 from amago.envs.seeding import stream_seed
 from amago.envs.vector.buffers import StepArrays
-from amago.envs.vector.group import GroupSpec, NameChange, StepNotes
+from amago.envs.vector.group_spec import GroupSpec, NameChange, StepNotes
 from amago.envs.vector.types import NO_ROWS, ExplorationState, PolicyInput, VectorStep
 from amago.hindsight.timestep import Array
 

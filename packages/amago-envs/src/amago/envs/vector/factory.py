@@ -8,7 +8,7 @@ from typing import Any
 
 from amago.envs.registry import did_you_mean
 from amago.envs.vector.async_env import AsyncVectorEnv
-from amago.envs.vector.group import ExplorationSetup, MakeEnv
+from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv
 from amago.envs.vector.processes import default_context
 from amago.envs.vector.sync import SyncVectorEnv
 from amago.envs.vector.types import VectorEnv

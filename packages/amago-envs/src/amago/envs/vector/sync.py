@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from amago.envs.vector.base import BufferedVectorEnv
 from amago.envs.vector.buffers import block_size, carve, layout
-from amago.envs.vector.group import EnvGroup, ExplorationSetup, MakeEnv, StepNotes
+from amago.envs.vector.group import EnvGroup
+from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv, StepNotes
 from amago.envs.vector.types import ExplorationState, PolicyInput, VectorStep
 from amago.hindsight.timestep import Array
 

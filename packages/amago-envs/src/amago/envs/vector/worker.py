@@ -24,7 +24,8 @@ import numpy as np
 
 from amago.envs.vector.buffers import Field, StepArrays, block_size, carve
 from amago.envs.vector.configuration import SentBinding, bind_received
-from amago.envs.vector.group import EnvGroup, ExplorationSetup, MakeEnv
+from amago.envs.vector.group import EnvGroup
+from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv
 from amago.envs.vector.hanging import answer_with_stack
 from amago.hindsight.timestep import Array
 
