@@ -183,6 +183,16 @@ def test_torch_compile_follows_the_choice_in_one_graph(tables, fastest):
     torch.testing.assert_close(grad, plain)
 
 
+@pytest.mark.parametrize("operation", list(shape_classes.NAMES))
+def test_torch_compile_follows_every_operation_with_sizes_that_change(operation):
+    torch._dynamo.reset()
+    samples = list(examples.sample_calls(operation, "cpu"))[:2]
+    with torch.no_grad():
+        for example in samples:
+            call = torch.compile(example.call, fullgraph=True, backend="eager", dynamic=True)
+            torch.testing.assert_close(call(**example.tensors, backend=None), example.run())
+
+
 def test_the_doctor_says_in_which_order_and_from_where(tables, capsys):
     write(tables / "package.json", {"two_hot_mean": {"small single": {"torch": 1.0, "cpp": 2.0}}})
     assert doctor.main([]) == 0

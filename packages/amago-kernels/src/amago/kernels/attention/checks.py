@@ -39,7 +39,7 @@ def check_options(
         raise TypeError(f"sink must be an integer number of positions, got {sink!r}")
     if sink < 0:
         raise ValueError(f"sink must be at least 0 positions, got {sink}")
-    if not math.isfinite(sink_bias):
+    if not -math.inf < sink_bias < math.inf:
         raise ValueError(f"sink_bias must be a finite number, got {sink_bias}")
     if logit_clip is not None and not logit_clip > 0:
         raise ValueError(f"logit_clip must be None or positive, got {logit_clip}")
@@ -48,7 +48,7 @@ def check_options(
 
 def check_scale(scale: float | None) -> None:
     """Raises ValueError for a scale that is no number."""
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be None or a finite number, got {scale}")
 
 
@@ -106,7 +106,7 @@ def check_rotary(q: Tensor, rotary_base: float | None, positions: Tensor | None)
                 "positions are those of rotary embeddings: give rotary_base (say 10000.0) as well"
             )
         return
-    if not (math.isfinite(rotary_base) and rotary_base > 0):
+    if not 0.0 < rotary_base < math.inf:
         raise ValueError(
             f"rotary_base must be None or a positive number (10000.0 is usual), got {rotary_base}"
         )
