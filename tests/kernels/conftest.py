@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -173,16 +174,35 @@ def run_in_interpreter():
     return run
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel of Triton as a GPU runs it.
+
+    Args:
+        ptx: its text.
+        registers: of a thread.
+        stack: bytes of a thread in memory: what does not fit into registers, or is indexed.
+        shared: bytes of a program.
+    """
+
+    ptx: str
+    registers: int
+    stack: int
+    shared: int
+
+
 @pytest.fixture
-def compile_for_gpu():
+def compile_for_gpu(tmp_path):
     """Compiles a kernel of Triton for a GPU that need not be there, in the way of a launch on aligned tensors.
 
     Takes the kernel, the GPU's compute capability (90 is a Hopper), and what a launch would pass: types of
     pointers ("*bf16") and numbers by the names of the arguments, None for a tensor that is not given, and
-    values of constants. What is not named is an integer divisible by 16. Returns the PTX.
+    values of constants. What is not named is an integer divisible by 16. Returns what became of it.
     """
 
-    def compile_it(kernel, capability: int, arguments: dict[str, object], warps: int = 4) -> str:
+    def compile_it(
+        kernel, capability: int, arguments: dict[str, object], warps: int = 4, stages: int = 3
+    ) -> Compiled:
         import triton
         from triton.backends.compiler import GPUTarget
 
@@ -196,7 +216,16 @@ def compile_for_gpu():
             if given != "fp32":
                 attributes[(i,)] = [["tt.divisibility", 16]]
         source = triton.compiler.ASTSource(kernel, signature, constants, attributes)
-        target = GPUTarget("cuda", capability, 32)
-        return triton.compile(source, target=target, options={"num_warps": warps}).asm["ptx"]
+        target, options = GPUTarget("cuda", capability, 32), {"num_warps": warps, "num_stages": stages}
+        compiled = triton.compile(source, target=target, options=options)
+        binary = tmp_path / "kernel.cubin"
+        binary.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        told = subprocess.run(
+            [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
+        )
+        usage = dict(re.findall(r"(REG|STACK):(\d+)", told.stdout))
+        shared = compiled.metadata.shared
+        return Compiled(compiled.asm["ptx"], int(usage["REG"]), int(usage["STACK"]), shared)
 
     return compile_it

@@ -188,6 +188,20 @@ def test_it_compiles_to_one_graph(backend):
 
 
 @pytest.mark.gpu
+def test_bins_are_found_beyond_two_to_the_thirty_first_number(backend):
+    """With bins first in memory the last one lies far behind the first."""
+    bins = Bins(-10.0, 10.0, 128)
+    logits = torch.zeros(128, (1 << 24) + 3, dtype=torch.bfloat16, device="cuda").T  # 4.3 GB
+    logits[-1, -1] = 8.0
+    call = lambda x, name: kernels.two_hot_mean(x, bins, backend=name)  # noqa: E731
+    torch.testing.assert_close(call(logits, backend)[-3:], call(logits[-3:].contiguous(), "eager"))
+    leaf = logits.detach().requires_grad_()
+    grad = torch.autograd.grad(call(leaf, backend).sum(), leaf)[0]
+    last = logits[-3:].contiguous().requires_grad_()
+    torch.testing.assert_close(grad[-3:], torch.autograd.grad(call(last, "eager").sum(), last)[0])
+
+
+@pytest.mark.gpu
 def test_rows_are_found_beyond_two_to_the_thirty_first_number(backend):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

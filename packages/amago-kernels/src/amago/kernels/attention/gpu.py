@@ -18,9 +18,12 @@ MAX_HEAD_DIM = 128
 _MAX_SPAN = (1 << 31) - 1
 
 
-def _kernels() -> Any:
-    """The module with the kernels; imported by the first call."""
-    return importlib.import_module("amago.kernels.attention.triton_kernels")
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """`triton_kernels.forward`, imported by the first call."""
+    found: tuple[Tensor, Tensor] = importlib.import_module("amago.kernels.attention.triton_kernels").forward(
+        *arguments
+    )
+    return found
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> list[str]:
@@ -28,8 +31,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> list[str]:
     reasons = triton_runtime.unsupported("q", q)
     if q.shape[-1] > MAX_HEAD_DIM:
         reasons.append(f"it takes heads up to {MAX_HEAD_DIM} wide, q's are {q.shape[-1]}")
-    if any(_span(x) > _MAX_SPAN for x in (q, k, v)):
-        reasons.append(f"a head of one row reaches over more than {_MAX_SPAN} numbers")
+    if q[:1].numel() > _MAX_SPAN or any(_span(x) > _MAX_SPAN for x in (q, k, v)):
+        reasons.append(f"one row, or a head of it, reaches over more than {_MAX_SPAN} numbers")
     return reasons
 
 
@@ -54,10 +57,7 @@ def attention_op(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, L, H, D) and the logarithms of the sums of exponentials (B, H, L), which the gradient needs."""
-    result: tuple[Tensor, Tensor] = _kernels().forward(
-        q, k, v, lengths, seed, causal, window, sink, sink_bias, logit_clip, dropout_p, scale
-    )
-    return result
+    return _forward(q, k, v, lengths, seed, causal, window, sink, sink_bias, logit_clip, dropout_p, scale)
 
 
 @attention_op.register_fake
@@ -85,10 +85,11 @@ def attention_backward_op(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
+    if _span(grad) > _MAX_SPAN:
+        grad = grad.contiguous()
     options = (causal, window, sink, sink_bias, logit_clip, dropout_p, scale)
-    result: tuple[Tensor, Tensor, Tensor] = _kernels().backward(
-        grad, q, k, v, lengths, seed, out, lse, *options
-    )
+    kernels = importlib.import_module("amago.kernels.attention.triton_backward")
+    result: tuple[Tensor, Tensor, Tensor] = kernels.backward(grad, q, k, v, lengths, seed, out, lse, *options)
     return result
 
 
@@ -131,7 +132,9 @@ def attention(
         seed = torch.randint(_MAX_SPAN, (1,), device=q.device)
     if lengths is not None:
         lengths = lengths.to(device=q.device, dtype=torch.int32).contiguous()
+    if scale < 0.0:  # the kernels find the largest score before they scale it
+        q, scale = -q, -scale
     options = (lengths, seed, causal, window, sink, sink_bias, logit_clip, dropout_p, scale)
     out: Tensor
-    out, _ = attention_op(q, k, v, *options) if traced(q, k, v) else _kernels().forward(q, k, v, *options)
+    out, _ = attention_op(q, k, v, *options) if traced(q, k, v) else _forward(q, k, v, *options)
     return out

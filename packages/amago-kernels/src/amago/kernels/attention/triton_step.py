@@ -168,6 +168,13 @@ def _join(part_max, part_sum, part_mixed, out, splits, N: tl.constexpr, D: tl.co
     tl.store(out + own * D + feature, result.to(out.dtype.element_ty), feature < D)
 
 
+def tile_shape(heads: int, width: int, number_size: int) -> tuple[int, int]:
+    """G and S, for heads of `width` numbers of `number_size` bytes in the cache: at least 8 slots."""
+    numbers = _TILE_BYTES // number_size
+    group = groups_of_heads(heads, numbers // (8 * width))
+    return group, numbers // (group * width)
+
+
 def step(
     q: Tensor,
     k: Tensor,
@@ -182,9 +189,7 @@ def step(
     """Fills `out` (B, H, D), contiguous, and writes k and v (B, H, D) into the cache; B and H are not 0."""
     rows, size, heads, dim = keys.shape
     width = triton.next_power_of_2(dim)
-    tile = _TILE_BYTES // keys.element_size()
-    group = groups_of_heads(heads, tile // (8 * width))
-    slots = tile // (group * width)
+    group, slots = tile_shape(heads, width, keys.element_size())
     programs = rows * (heads // group)
     splits = splits_of_slots(programs, options.most_seen(size), 2 * slots, keys.device)
     parts: tuple[Tensor, ...] = (out, out, out)

@@ -92,7 +92,7 @@ def selective_scan_backward(
     delta_softplus: bool,
 ) -> list[Tensor]:
     """Gradients of u, delta, A, B, C, D, z, delta_bias and the initial state; empty for what is not given."""
-    kernels = _kernels()
+    kernels = importlib.import_module("amago.kernels.scan.triton_backward")
     found = kernels.backward(
         grad_y, grad_last.contiguous(), u, delta, A, B, C, D, z, delta_bias, starts, delta_softplus
     )

@@ -16,7 +16,7 @@ from amago.kernels.two_hot import op
 from amago.kernels.two_hot.bins import Bins
 
 MAX_BINS = {"triton": 4096, "cuda": 1024}  # a row stays in the registers of a program, or of a warp
-_MAX_ROWS = (1 << 31) - 1
+_MAX_ROWS = (1 << 31) - (1 << 13)  # numbers of rows have 32 bits, in a last program that is not full too
 
 
 class GpuTwoHot:

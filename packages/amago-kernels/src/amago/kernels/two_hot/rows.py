@@ -36,6 +36,15 @@ class RowAxes:
             product *= size
         return product
 
+    def evenly_spaced(self, tensor: int) -> bool:
+        """Whether the rows of a tensor, given by its number, lie one after the other in equal distances."""
+        distance = self.strides[tensor][-1]
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides[tensor]), strict=True):
+            if size != 1 and stride != distance:
+                return False
+            distance *= size
+        return True
+
 
 def row_axes(shape: Sequence[int], tensors: Sequence[Tensor | None]) -> RowAxes | None:
     """The merged axes of tensors that broadcast to `shape`; None if there are more than MAX_AXES.
