@@ -158,41 +158,6 @@ def test_choosing_takes_microseconds():
     assert seconds < 50e-6
 
 
-@pytest.mark.parametrize("fastest", ["torch", "cpp", "eager"])
-def test_torch_compile_follows_the_choice_in_one_graph(tables, fastest):
-    write(tables / "user.json", {"two_hot_cross_entropy": {"small single": {fastest: 1.0}}})
-    logits = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    target = torch.linspace(-1, 1, 6).view(6, 1)
-
-    def loss(x):
-        return kernels.two_hot_cross_entropy(x, target, BINS).sum()
-
-    torch._dynamo.reset()
-    explanation = []
-
-    def watching(graph, inputs):
-        explanation.append(str(graph.graph))
-        return graph.forward
-
-    compiled = torch.compile(loss, fullgraph=True, backend=watching)
-    torch.testing.assert_close(compiled(logits), loss(logits))
-    assert ("windowed_cross_entropy" in explanation[0]) == (fastest == "cpp")
-    (plain,) = torch.autograd.grad(loss(logits), logits)
-    torch._dynamo.reset()
-    (grad,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(logits), logits)
-    torch.testing.assert_close(grad, plain)
-
-
-@pytest.mark.parametrize("operation", list(shape_classes.NAMES))
-def test_torch_compile_follows_every_operation_with_sizes_that_change(operation):
-    torch._dynamo.reset()
-    samples = list(examples.sample_calls(operation, "cpu"))[:2]
-    with torch.no_grad():
-        for example in samples:
-            call = torch.compile(example.call, fullgraph=True, backend="eager", dynamic=True)
-            torch.testing.assert_close(call(**example.tensors, backend=None), example.run())
-
-
 def test_the_doctor_says_in_which_order_and_from_where(tables, capsys):
     write(tables / "package.json", {"two_hot_mean": {"small single": {"torch": 1.0, "cpp": 2.0}}})
     assert doctor.main([]) == 0
