@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.kernels import selective_scan, selective_scan_step
+from amago.kernels import linear, selective_scan, selective_scan_step
 from amago.kernels.backends import operations
 from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
@@ -100,7 +100,7 @@ class Mamba(nn.Module):
         conv = inputs[:, inputs.shape[1] - (self.d_conv - 1) :]
         u = F.silu(self._convolve(inputs))  # (B, I, L)
         delta, B, C = self.x_proj(u.transpose(1, 2)).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        delta = F.linear(delta, self.dt_proj.weight)  # (B, L, I), its bias is added by the scan
+        delta = linear(delta, self.dt_proj.weight)  # (B, L, I), its bias is added by the scan
         delta, B, C, gate = (s.transpose(1, 2) for s in (delta, B, C, gate))  # (B, ·, L) each
         y, ssm = self._scan(u, delta, B, C, gate, ssm)
         return self.out_proj(y.transpose(1, 2)), conv, ssm
