@@ -36,7 +36,7 @@ from amago.nets.transformer import (
     SlidingWindowFlexAttention,
     VanillaAttention,
 )
-from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 
 ROWS = 5
 ACTIVATIONS = ("leaky_relu", "relu", "gelu", "mish")
@@ -498,6 +498,82 @@ def test_users_agents_and_other_encoders_run_through_the_modules(agent_type, enc
     got = agent.get_actions(*inputs, agent.init_hidden_state(ROWS, "cpu"), sample=False)[0]
     expected = by_modules(agent, *inputs, agent.init_hidden_state(ROWS, "cpu"), sample=False)[0]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_behind_a_timestep_encoder_without_a_translation_a_program_goes_on():
+    agent = replaced(make_agent(partial(GRUTrajEncoder, d_hidden=16)))
+    assert_same_episodes(agent, steps=5)
+
+
+def test_images_are_encoded_by_the_module():
+    torch.manual_seed(0)
+    agent = Agent(
+        obs_space=gym.spaces.Dict({"observation": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8)}),
+        rl2_space=gym.spaces.Box(-np.inf, np.inf, (4,)),
+        action_space=SPACES["box"],
+        max_seq_len=8,
+        tstep_encoder_type=CNNTstepEncoder,
+        traj_encoder_type=partial(TformerTrajEncoder, d_model=32, n_heads=2, d_ff=40),
+    ).eval()
+    ours, theirs = (agent.init_hidden_state(ROWS, "cpu") for _ in range(2))
+    for step in range(12):
+        obs = {"observation": torch.randint(0, 256, (ROWS, 1, 36, 36, 3), dtype=torch.uint8)}
+        inputs = obs, torch.randn(ROWS, 1, 4), torch.full((ROWS, 1, 1), step)
+        got, ours = agent.get_actions(*inputs, ours, sample=False)
+        expected, theirs = by_modules(agent, *inputs, theirs, sample=False)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert agent._step_policy.steps == 12
+
+
+def test_hooks_on_all_modules_are_called():
+    agent = make_agent(IdentityTrajEncoder, "box")
+    inputs = make_inputs(agent, ROWS, torch.zeros(ROWS, dtype=torch.int64))
+    before, _ = agent.get_actions(*inputs, sample=False)
+    called: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(module))
+    try:
+        with_hook, _ = agent.get_actions(*inputs, sample=False)
+    finally:
+        hook.remove()
+    assert agent.actor in called
+    after, _ = agent.get_actions(*inputs, sample=False)
+    torch.testing.assert_close(with_hook, before, atol=1e-5, rtol=1e-5)
+    assert torch.equal(after, before)
+    assert agent._step_policy.steps == 2
+
+
+def test_tensors_that_are_given_again_are_read_again():
+    agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, d_ff=40), "box")
+    obs, rl2s, time = make_inputs(agent, ROWS, torch.zeros(ROWS, dtype=torch.int64))
+    ours, theirs = (agent.init_hidden_state(ROWS, "cpu") for _ in range(2))
+    obs["a"] = obs["a"].float()  # numbers that need no conversion are read where they lie
+    for step in range(4):
+        rl2s.normal_()
+        obs["b"].normal_()
+        if step == 2:  # elsewhere in memory
+            rl2s.data = rl2s.data.clone()
+            for state in (ours, theirs):
+                state.key_cache.data = state.key_cache.data.clone()
+        got, ours = agent.get_actions(obs, rl2s, time, ours, sample=False)
+        expected, theirs = by_modules(agent, obs, rl2s, time, theirs, sample=False)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        assert_same_memory(ours, theirs, 1e-5)
+    assert agent._step_policy.steps == 4
+
+
+def test_other_numbers_of_rows_take_turns():
+    agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, d_ff=40), "box")
+    states = {rows: agent.init_hidden_state(rows, "cpu") for rows in (3, 8)}
+    expected = {rows: agent.init_hidden_state(rows, "cpu") for rows in states}
+    for step in range(6):
+        rows = (3, 8)[step % 2]
+        inputs = make_inputs(agent, rows, torch.full((rows,), step // 2))
+        got, states[rows] = agent.get_actions(*inputs, states[rows], sample=False)
+        want, expected[rows] = by_modules(agent, *inputs, expected[rows], sample=False)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="3"):
+        agent.get_actions(*make_inputs(agent, 8, torch.zeros(8, dtype=torch.int64)), states[3])
+    assert agent._step_policy.steps == 6
 
 
 def test_a_users_distribution_is_asked_for_its_choice():

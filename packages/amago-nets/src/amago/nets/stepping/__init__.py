@@ -2,10 +2,11 @@
 
 - `builder`: `Builder`, which appends operations for modules by their exact class and watches what they depend on;
   `translates` registers how a class is translated; `NotTranslatedError` says why something cannot be.
-- `layers`, `encoders`, `heads`: how our own modules are translated.
+- `layers`, `encoders`, `heads`: how our own modules are translated; `memory`: what trajectory encoders remember.
 - `policy`: `StepPolicy`, encoders and actor as one program, made anew when something about them changes.
 
-A module of a class of your own is not translated, and whoever asks for actions then calls it as ever.
+A module of a class of your own is not translated. Where it is the timestep encoder, it is called as ever and the
+program takes its output; else whoever asks for actions calls all modules as ever.
 """
 
 from amago.nets.stepping.builder import Builder, NotTranslatedError, translates

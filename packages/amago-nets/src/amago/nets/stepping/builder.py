@@ -40,11 +40,7 @@ def translates(*kinds: type) -> Callable[[Translation], Translation]:
 
 
 class Builder:
-    """A step program in the making, and the watch over what it was made from.
-
-    Args:
-        program: receives the operations.
-    """
+    """A step program in the making, `program`, and the `watch` over what it is made from."""
 
     def __init__(self) -> None:
         self.program = StepProgram()
@@ -52,6 +48,9 @@ class Builder:
         self.attention_layers = 0
         self._tensors: set[int] = set()
         self._modules: set[int] = set()
+
+    def no_global_hooks(self) -> None:
+        """Raises NotTranslatedError if hooks are registered for all modules; watches them."""
         for hooks in ("_global_forward_hooks", "_global_forward_pre_hooks"):
             self._no_hooks(getattr(torch_module, hooks), "every module")
 
@@ -88,7 +87,7 @@ class Builder:
             raise NotTranslatedError(f"{name} has a forward of its own")
 
     def _no_hooks(self, hooks: dict[int, Any], name: str) -> None:
-        self.watch.emptiness(hooks)
+        self.watch.size(hooks)
         if hooks:
             raise NotTranslatedError(f"{name} has hooks")
 

@@ -31,7 +31,7 @@ class _Made:
     """A program that was made, with what running it takes."""
 
     program: StepProgram
-    inputs: list[tuple[str | None, int]]
+    inputs: list[tuple[str | None, int]] | None  # None: what the timestep encoder computes as a module
     memory: MemoryKind
     ending: Ending
 
@@ -43,7 +43,7 @@ class _Given:
     Args:
         made: whose inputs they are.
         tensors: as they were given, in the order of `made.inputs`.
-        converted: float32 copies are run instead of some of them, so they are good for one step only.
+        converted: some of them were made for this step, which they are good for only.
     """
 
     made: _Made
@@ -57,7 +57,7 @@ class _Given:
         """Whether a step is given these very tensors."""
         if made is not self.made or time_idxs is not self.time_idxs or self.converted:
             return False
-        for (key, _), tensor in zip(made.inputs, self.tensors, strict=True):
+        for (key, _), tensor in zip(made.inputs or (), self.tensors, strict=True):
             if (rl2s if key is None else obs[key]) is not tensor:
                 return False
         return True
@@ -140,16 +140,16 @@ class StepPolicy:
         made = self._up_to_date(parts)
         if made is None:
             return None
-        given = self._given
-        if given is None or not given.again(made, obs, rl2s, time_idxs):
-            given = self._given = _given(made, obs, rl2s, time_idxs)
-            if given is None:
-                return None
-        batch = given.batch
-        taken = made.memory.take(batch, hidden_state)
+        taken = made.memory.take(rl2s.shape[0], hidden_state)
         if taken is None:
             return None
         memory, after = taken
+        given = self._given
+        if given is None or not given.again(made, obs, rl2s, time_idxs):
+            given = self._given = _given(made, parts[0], obs, rl2s, time_idxs)
+            if given is None:
+                return None
+        batch = given.batch
         ending = made.ending
         out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
         noise = ending.draw(batch, ending.width) if sample and ending.draw is not None else None
@@ -178,10 +178,9 @@ class StepPolicy:
             self.reason = "; ".join(reasons)
             return
         OPTIMIZER_STEPS.start()
-        builder = Builder()
-        self._watch, self._parts = builder.watch, parts
+        self._parts = parts
         try:
-            x, inputs = builder.translate(parts[0])
+            builder, x, inputs = self._begin(parts[0])
             x, memory = builder.translate(parts[1], x)
             ending = builder.translate(parts[2], x)
         except NotTranslatedError as error:
@@ -193,6 +192,19 @@ class StepPolicy:
         self._watch.weights_changed()
         self._refresh()
 
+    def _begin(self, encoder: Any) -> tuple[Builder, int, list[tuple[str | None, int]] | None]:
+        """The timestep encoder's output; where it has no translation, room for what the module computes."""
+        builder = Builder()
+        self._watch = builder.watch
+        builder.no_global_hooks()
+        try:
+            return builder, *builder.translate(encoder)
+        except NotTranslatedError:
+            builder = Builder()
+            self._watch = builder.watch
+            builder.no_global_hooks()
+            return builder, builder.program.gather([(0, encoder.emb_dim, 0)]), None
+
     def _refresh(self) -> None:
         assert self._made is not None
         self._optimizer_steps = OPTIMIZER_STEPS.count
@@ -203,13 +215,22 @@ class StepPolicy:
             self._made, self.reason = None, str(error)
 
 
-def _given(made: _Made, obs: Mapping[str, Tensor], rl2s: Tensor, time_idxs: Tensor) -> _Given | None:
+def _given(
+    made: _Made, encoder: Any, obs: Mapping[str, Tensor], rl2s: Tensor, time_idxs: Tensor
+) -> _Given | None:
     """The inputs of a step; None if they are none for a program."""
     if rl2s.dim() != 3 or rl2s.shape[1] != 1 or rl2s.dtype != torch.float32:
         return None
     batch = rl2s.shape[0]
     if time_idxs.dtype != torch.int64 or time_idxs.numel() != batch or time_idxs.device.type != "cpu":
         return None
+    if made.inputs is None:
+        with torch.no_grad():
+            embedded: Tensor = encoder(obs=obs, rl2s=rl2s)
+        if embedded.shape != (batch, 1, encoder.emb_dim) or embedded.dtype != torch.float32:
+            return None
+        tensors, widths = [embedded.contiguous()], [encoder.emb_dim]
+        return _Given(made, batch, tensors, widths, time_idxs.contiguous(), converted=True)
     tensors, converted = [], not time_idxs.is_contiguous()
     for key, width in made.inputs:
         x = rl2s if key is None else obs[key]

@@ -32,21 +32,30 @@ constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them 
 class Team {
 public:
     bool together() {
-        if (!together_ && --until_trial_ <= 0) together_ = true, average_ = 0;
+        if (!together_ && --until_trial_ <= 0) together_ = true, left_ = kTrial, shared_ = 0;
         return together_;
     }
     void took(double seconds, bool together) {
-        double& mean = together ? average_ : alone_;
-        mean = mean == 0 ? seconds : mean + (seconds - mean) / 8;
-        if (!together || average_ <= alone_) return;
+        if (together && left_ > kTrial - kWaking) {
+            --left_;  // the helper was asleep
+            return;
+        }
+        double& mean = together ? shared_ : alone_;
+        mean = mean == 0 ? seconds : mean + (std::min(seconds, 4 * mean) - mean) / 8;
+        if (!together || (left_ > 0 && --left_ > 0)) return;
+        if (shared_ < alone_) {
+            pause_ = kFirstPause;
+            return;
+        }
         together_ = false;
         until_trial_ = pause_ = std::min<int64_t>(2 * pause_, 1 << 14);
     }
 
 private:
+    static constexpr int64_t kTrial = 12, kWaking = 2, kFirstPause = 32;  // steps
     bool together_ = false;
-    int64_t until_trial_ = 32, pause_ = 32;  // steps
-    double alone_ = 0, average_ = 0;         // seconds
+    int64_t until_trial_ = kFirstPause, pause_ = kFirstPause, left_ = 0;
+    double alone_ = 0, shared_ = 0;  // seconds of a step
 };
 
 constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3;
@@ -145,7 +154,7 @@ PYBIND11_MODULE(amago_step_program, m) {
     py::class_<Watch>(m, "Watch")
         .def(py::init<>())
         .def("entry", &Watch::entry)
-        .def("emptiness", &Watch::emptiness)
+        .def("size", &Watch::size)
         .def("tensor", &Watch::tensor)
         .def("same_structure", &Watch::same_structure)
         .def("weights_changed", &Watch::weights_changed);

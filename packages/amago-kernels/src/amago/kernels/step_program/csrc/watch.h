@@ -17,10 +17,10 @@ public:
         py::object value = dict.contains(key) ? py::object(dict[key]) : py::object();
         holder(dict).entries.emplace_back(std::move(key), std::move(value));
     }
-    void emptiness(const py::dict& dict) { holder(dict).empty = true; }
+    void size(const py::dict& dict) { holder(dict).size = static_cast<int64_t>(dict.size()); }
     void tensor(const py::object& tensor) { tensors_.emplace_back(tensor); }
 
-    // Whether every entry is still the same object, and every dictionary that was empty still is.
+    // Whether every entry is still the same object, and dictionaries whose size is watched still have it.
     bool same_structure() {
         for (Holder& holder : holders_)
             if (!holder.same()) return false;
@@ -43,7 +43,7 @@ private:
     struct Holder {
         py::dict dict;
         std::vector<std::pair<py::object, py::object>> entries;
-        bool empty = false;
+        int64_t size = -1;     // that it must have, if any
         uint64_t version = 0;  // of the dictionary when its entries were last the same
 
         bool same() {
@@ -57,7 +57,7 @@ private:
 #else
             const uint64_t now = 0;
 #endif
-            if (empty && PyDict_Size(dict.ptr()) != 0) return false;
+            if (size >= 0 && PyDict_Size(dict.ptr()) != size) return false;
             for (const auto& [key, value] : entries) {
                 PyObject* found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
                 if (!found && PyErr_Occurred()) throw py::error_already_set();
