@@ -25,11 +25,12 @@ public:
     void run(const Step& step, const Tile& tile) const override {
         const int64_t room = (step.slots + options_.sink + kLanes - 1) / kLanes * kLanes;
         std::vector<int64_t> slots(room);
-        Numbers query, weights;
+        Numbers query, weights, shares;
         query.assign(width_ + kLanes, 0.0f);
         weights.assign(heads_ * room, 0.0f);
+        shares.assign(heads_, 0.0f);
         for (int64_t r = 0; r < tile.rows; ++r)
-            attend(step, tile, r, slots.data(), query.data(), weights.data());
+            attend(step, tile, r, slots.data(), query.data(), weights.data(), shares.data());
     }
 
 private:
@@ -37,7 +38,8 @@ private:
         int64_t sinks, count, padded;
     };
 
-    void attend(const Step& step, const Tile& tile, int64_t r, int64_t* slots, float* query, float* weights) const {
+    void attend(const Step& step, const Tile& tile, int64_t r, int64_t* slots, float* query, float* weights,
+                float* shares) const {
         const int64_t row = (layer_ * step.batch + tile.first + r) * step.slots;
         float* keys = step.keys + row * width_;
         float* values = step.values + row * width_;
@@ -50,8 +52,9 @@ private:
         const Seen seen = visible(slots, length, step.slots);
         score(query, keys, slots, seen.padded, weights);
         edit(weights, seen);
-        for (int64_t h = 0; h < heads_; ++h) weigh(weights + h * seen.padded, seen);
-        mix(values, slots, seen, weights, tile.row(out_, r));
+        const Bits last = kept(seen);
+        for (int64_t h = 0; h < heads_; ++h) shares[h] = weigh(weights + h * seen.padded, seen.padded, last);
+        mix(values, slots, seen, weights, shares, tile.row(out_, r));
     }
 
     // Where the slots lie that a row sees which has taken `length` steps before this one, sinks first; the last one
@@ -90,6 +93,8 @@ private:
         for (int64_t i = 0; i < n; i += kLanes) {
             const int64_t* slot = slots + i;
             for (int64_t h = 0; h < heads_; ++h) {
+                // Reading the slots anew for every head is quicker than keeping sixteen addresses, as compilers would.
+                asm volatile("" : "+r"(slot));
                 Vector products[kLanes];
 #pragma GCC unroll 16
                 for (int s = 0; s < kLanes; ++s)
@@ -114,23 +119,34 @@ private:
                 scores[i] = scores[i] > clip ? clip : (scores[i] < -clip ? -clip : scores[i]);
     }
 
-    // Scores of one head become the softmax's weights; those of repeated slots become 0.
-    static void weigh(float* weight, Seen seen) {
+    // Scores of one head become exponentials, those of repeated slots 0; returns one over their sum.
+    static float weigh(float* weight, int64_t padded, Bits last) {
         Vector largest = load_vector(weight), sums = {};
-        for (int64_t i = kLanes; i < seen.padded; i += kLanes) largest = larger(largest, load_vector(weight + i));
+        for (int64_t i = kLanes; i < padded; i += kLanes) largest = larger(largest, load_vector(weight + i));
         const float max = max_of(largest);
-        for (int64_t i = 0; i < seen.padded; i += kLanes) store_vector(weight + i, vexp(load_vector(weight + i) - max));
-        for (int64_t i = seen.count; i < seen.padded; ++i) weight[i] = 0.0f;
-        for (int64_t i = 0; i < seen.padded; i += kLanes) sums += load_vector(weight + i);
-        const float share = 1.0f / sum_of(sums);
-        for (int64_t i = 0; i < seen.padded; i += kLanes) store_vector(weight + i, load_vector(weight + i) * share);
+        for (int64_t i = 0; i < padded; i += kLanes) {
+            Vector e = vexp(load_vector(weight + i) - max);
+            if (i + kLanes == padded) e = (Vector)((Bits)e & last);
+            store_vector(weight + i, e);
+            sums += e;
+        }
+        return 1.0f / sum_of(sums);
     }
 
-    // The values averaged by the weights, (H, D).
-    void mix(const float* values, const int64_t* slots, Seen seen, const float* weights, float* out) const {
+    // All ones in the lanes of the last vector that are no repetitions.
+    static Bits kept(Seen seen) {
+        Bits lane, none = {};
+        for (int i = 0; i < kLanes; ++i) lane[i] = i;
+        const uint32_t rest = static_cast<uint32_t>(seen.count - (seen.padded - kLanes));
+        return lane < none + rest ? ~none : none;
+    }
+
+    // The values averaged by the weights, (H, D); a head's weights add up to one over its share.
+    void mix(const float* values, const int64_t* slots, Seen seen, const float* weights, const float* shares,
+             float* out) const {
         constexpr int64_t kSums = 8;  // vectors that stay in registers while all slots go by
         int64_t j = 0;
-        if (dim_ % kLanes == 0) {
+        if (dim_ % kLanes == 0)
             for (; j + kSums * kLanes <= width_; j += kSums * kLanes) {
                 Vector sums[kSums] = {};
                 const float* weight[kSums];
@@ -140,16 +156,18 @@ private:
 #pragma GCC unroll 8
                     for (int64_t v = 0; v < kSums; ++v) sums[v] += weight[v][i] * load_vector(value + v * kLanes);
                 }
-                for (int64_t v = 0; v < kSums; ++v) store_vector(out + j + v * kLanes, sums[v]);
+                for (int64_t v = 0; v < kSums; ++v)
+                    store_vector(out + j + v * kLanes, sums[v] * shares[(j + v * kLanes) / dim_]);
             }
-        }
+        if (j == width_) return;
         std::fill(out + j, out + width_, 0.0f);
-        for (int64_t i = 0; j < width_ && i < seen.count; ++i)
+        for (int64_t i = 0; i < seen.count; ++i)
             for (int64_t h = j / dim_; h < heads_; ++h) {
                 const float weight = weights[h * seen.padded + i];
                 const float* value = values + slots[i];
                 for (int64_t k = std::max(j, h * dim_); k < (h + 1) * dim_; ++k) out[k] += weight * value[k];
             }
+        for (; j < width_; ++j) out[j] *= shares[j / dim_];
     }
 
     Value qkv_, out_;
