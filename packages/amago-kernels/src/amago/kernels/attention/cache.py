@@ -18,8 +18,8 @@ class RingCache:
     Args:
         keys: (B, W, H, D).
         values: (B, W, H, D).
-        lengths: (B,) int64, steps taken by each row since it was reset. The layers of a model may share this
-            tensor: `attention_step` does not move it, `advance` does.
+        lengths: (B,) int64 of at least 0, steps taken by each row since it was reset. The layers of a model may
+            share this tensor: `attention_step` does not move it, `advance` does.
     """
 
     keys: Tensor
@@ -55,5 +55,8 @@ class RingCache:
         self.lengths += 1
 
     def reset(self, rows: Tensor) -> None:
-        """Forgets the given rows (indices or a bool mask (B,)): what their slots hold is never seen again."""
+        """Forgets the given rows (indices or a bool mask (B,)): what their slots hold is never seen again.
+
+        The backends "eager" and "sdpa" multiply it by 0, so there it has to be finite; the others do not read it.
+        """
         self.lengths[rows] = 0
