@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -263,12 +264,12 @@ def test_any_number_of_threads_gives_the_same_bits(rows):
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             hidden = agent.init_hidden_state(rows, "cpu")
-            for _ in range(50):  # the first ones are done by one thread, to know what that takes
+            for _ in range(80):  # the first ones are done by one thread, to know what that takes
                 last, hidden = agent.get_actions(*inputs, hidden, sample=False)
             actions.append(last)
     finally:
         torch.set_num_threads(before)
-    assert agent._step_policy.steps == 150
+    assert agent._step_policy.steps == 240
     assert torch.equal(actions[0], actions[1])
     assert torch.equal(actions[0], actions[2])
 
@@ -638,6 +639,21 @@ def test_a_sequence_of_several_timesteps_runs_through_the_modules():
     obs = {key: torch.cat([part[0][key] for part in parts], dim=1) for key in parts[0][0]}
     rl2s, time = (torch.cat([part[i] for part in parts], dim=1) for i in (1, 2))
     assert agent.get_actions(obs, rl2s, time, sample=False)[0].shape == (ROWS, 2, 3)
+
+
+def test_threads_of_python_may_act_with_one_agent():
+    agent = make_agent(partial(GRUTrajEncoder, d_hidden=64, n_layers=3), "box", tstep={"d_hidden": 256})
+    given = [make_inputs(agent, rows, torch.zeros(rows, dtype=torch.int64)) for rows in (40, 60)]
+    expected = [agent.get_actions(*inputs, sample=False)[0] for inputs in given]
+
+    def act(which: int) -> bool:
+        return all(
+            torch.equal(agent.get_actions(*given[which], sample=False)[0], expected[which])
+            for _ in range(300)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(act, range(2)))
 
 
 @pytest.mark.parametrize(

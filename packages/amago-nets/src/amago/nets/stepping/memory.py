@@ -52,8 +52,8 @@ class RingMemory:
             return None
         if lengths.shape != (batch,) or lengths.dtype != torch.int64 or not lengths.is_contiguous():
             return None
-        self._memory = Memory(keys=keys, values=values, lengths=lengths)
-        return self._memory, hidden_state
+        self._memory = memory = Memory(keys=keys, values=values, lengths=lengths)
+        return memory, hidden_state
 
 
 class RecurrentMemory:

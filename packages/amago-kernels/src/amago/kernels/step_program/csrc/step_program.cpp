@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <mutex>
 
 #include "attend.h"
 #include "choices.h"
@@ -16,6 +17,7 @@
 #include "recurrent.h"
 #include "rows.h"
 #include "selective.h"
+#include "team.h"
 #include "watch.h"
 
 namespace py = pybind11;
@@ -26,37 +28,6 @@ using namespace amago;
 
 constexpr int64_t kTileRows = 4 * kBlockRows;
 constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them to another thread
-
-// Whether to share a step out among threads: where another process wants the other core, waiting for the helper takes
-// longer than doing its work. Both ways give the same bits, so the quicker one of late is taken.
-class Team {
-public:
-    bool together() {
-        if (!together_ && --until_trial_ <= 0) together_ = true, left_ = kTrial, shared_ = 0;
-        return together_;
-    }
-    void took(double seconds, bool together) {
-        if (together && left_ > kTrial - kWaking) {
-            --left_;  // the helper was asleep
-            return;
-        }
-        double& mean = together ? shared_ : alone_;
-        mean = mean == 0 ? seconds : mean + (std::min(seconds, 4 * mean) - mean) / 8;
-        if (!together || (left_ > 0 && --left_ > 0)) return;
-        if (shared_ < alone_) {
-            pause_ = kFirstPause;
-            return;
-        }
-        together_ = false;
-        until_trial_ = pause_ = std::min<int64_t>(2 * pause_, 1 << 14);
-    }
-
-private:
-    static constexpr int64_t kTrial = 12, kWaking = 2, kFirstPause = 32;  // steps
-    bool together_ = false;
-    int64_t until_trial_ = kFirstPause, pause_ = kFirstPause, left_ = 0;
-    double alone_ = 0, shared_ = 0;  // seconds of a step
-};
 
 constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3;
 
@@ -79,6 +50,7 @@ public:
     const Value* maybe(int64_t id) const { return id < 0 ? nullptr : &values_.at(id); }
 
     void set(int64_t operation, uintptr_t matrix, int64_t rows, int64_t columns, uintptr_t vector, int64_t count) {
+        const std::lock_guard alone(one_at_a_time_);
         operations_.at(operation)->set(reinterpret_cast<const float*>(matrix), rows, columns,
                                        reinterpret_cast<const float*>(vector), count);
     }
@@ -86,6 +58,7 @@ public:
     // Runs the rows' step, and counts it in `lengths` if there are any. Returns kDone or kUndrawable; or, when nothing
     // was run, a position beyond the tables or kNegative.
     int64_t run(Step& step, int64_t table, int64_t* lengths, int threads) {
+        const std::lock_guard alone(one_at_a_time_);
         if (table >= 0)
             for (int64_t row = 0; row < step.batch; ++row)
                 if (const int64_t position = step.positions[row * step.position_stride];
@@ -95,9 +68,8 @@ public:
         step.undrawable = &undrawable;
         const int64_t useful = std::max<int64_t>(1, step.batch / kRowsPerThread);
         const bool choice = threads > 1 && useful > 1;
-        const bool together = choice && team_.together();
+        const bool together = choice && team_.together(omp_get_wtime());
         const int team = together ? static_cast<int>(std::min<int64_t>(threads, useful)) : 1;
-        const double start = choice ? omp_get_wtime() : 0;
         if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
         if (team == 1)
             share(step, 0, step.batch, workspaces_[0], seconds_.empty() ? nullptr : &seconds_);
@@ -108,7 +80,6 @@ public:
                 share(step, step.batch * me / count, step.batch * (me + 1) / count, workspaces_[me], nullptr);
             }
         }
-        if (choice) team_.took(omp_get_wtime() - start, together);
         if (lengths)
             for (int64_t row = 0; row < step.batch; ++row) ++lengths[row];
         return undrawable ? kUndrawable : kDone;
@@ -141,6 +112,7 @@ private:
     std::vector<std::unique_ptr<Operation>> operations_;
     std::vector<Numbers> workspaces_;
     std::vector<double> seconds_;
+    std::mutex one_at_a_time_;  // a run goes on without Python's lock
     int64_t numbers_per_row_ = 0;
     Team team_;
 };
