@@ -274,7 +274,7 @@ class Trickling(io.FileIO):
     """Reads at most 1,000 bytes at once, as systems do with 2 GiB, and network file systems when they like."""
 
     def readinto(self, buffer: object) -> int:
-        return super().readinto(memoryview(buffer)[:1000])
+        return super().readinto(memoryview(buffer).cast("B")[:1000])
 
 
 @pytest.mark.parametrize("save_as", ["npz", "traj"])

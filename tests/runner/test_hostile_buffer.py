@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from amago.hindsight import FrozenTraj, NoOpRelabeler, save_trajectory
+from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, save_trajectory
 from amago.loading import DiskTrajDataset, drawing, files
 from amago.loading import reader as reading
 from amago.loading.batches import BatchLoader
@@ -280,4 +280,27 @@ def test_an_outage_of_the_file_system_loses_no_file(
             dataset[0]
     dataset.refresh(force=True)
     assert numbers(dataset) == {0, 1, 2, 3}
+    assert not dataset.quarantine.exists()
+
+
+class SeesHalf(reading.TrajReader):
+    """Reads as through a network file system's cache that still holds the beginning of a file only."""
+
+    def __init__(self, cache_bytes: int, half: set[str]) -> None:
+        super().__init__(cache_bytes)
+        self.half = half
+
+    def window(self, path: str, *arguments: object) -> object:
+        if path in self.half:
+            self.half.discard(path)
+            raise CorruptTrajectoryError(f"{path} is torn")
+        return super().window(path, *arguments)
+
+
+def test_a_file_that_is_whole_at_a_second_look_is_not_thrown_out(make_dataset, fill, numbers) -> None:
+    dataset = make_dataset()
+    paths = fill(dataset.fifo.path, 3)
+    dataset._drawer.reader = SeesHalf(0, {str(path) for path in paths})
+    assert numbers(dataset) == {0, 1, 2}
+    assert not dataset._drawer.reader.half
     assert not dataset.quarantine.exists()

@@ -10,7 +10,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,15 +58,17 @@ class TrajectoryLayout:
         length: T, the transitions it holds.
         arrays: its arrays; observations by name first, then rl2s, time_idxs, rews, dones, actions.
         is_direct: whether rows can be read from their place straight into arrays of the dtypes of `FrozenTraj`.
+        notes: what others work out from it and keep; shared with all siblings.
     """
 
-    __slots__ = ("arrays", "identity", "is_direct", "length")
+    __slots__ = ("arrays", "identity", "is_direct", "length", "notes")
 
     def __init__(self, identity: FileIdentity, arrays: list[StoredArray]) -> None:
         for array in arrays:
             array.check(identity.size)
         _check_together(arrays, identity.size)
         self.identity = identity
+        self.notes: dict[str, object] = {}
         # Shapes are judged by the class that holds trajectories, on arrays that take no memory.
         by_name = {a.name: np.broadcast_to(np.zeros((), _held_as(a)), a.shape) for a in arrays}
         self.length = len(FrozenTraj.from_dict(by_name))
@@ -75,6 +77,14 @@ class TrajectoryLayout:
             a.is_sliceable and a.dtype.isnative and a.dtype == FIELD_DTYPES.get(a.name, a.dtype)
             for a in arrays
         )
+
+    def sibling(self, identity: FileIdentity, checksums: Mapping[str, int]) -> "TrajectoryLayout":
+        """The layout of a file of the same size that differs in content alone, by its arrays' checksums."""
+        other = object.__new__(TrajectoryLayout)
+        other.identity, other.length, other.is_direct = identity, self.length, self.is_direct
+        other.notes = self.notes
+        other.arrays = tuple(array._replace(checksum=checksums[array.name]) for array in self.arrays)
+        return other
 
     @property
     def nbytes(self) -> int:

@@ -33,6 +33,7 @@ class _Member(NamedTuple):
     checksum: int
     compressed_bytes: int
     offset: int
+    place: int
 
 
 class _Header(NamedTuple):
@@ -56,6 +57,17 @@ def stored_arrays(file: Source, file_bytes: int) -> list[StoredArray]:
     return [_stored_array(file, member) for member in members]
 
 
+def checksum_places(content: bytes) -> dict[str, tuple[int, int]] | None:
+    """Where a whole archive has the checksums of its arrays: in its directory, and in the arrays' own headers.
+
+    None for an archive whose directory is of a rare form. The archive is one that `stored_arrays` understands.
+    """
+    members = _members(io.BytesIO(content), len(content))
+    if any(member.place < 0 for member in members):
+        return None
+    return {m.name.removesuffix(".npy"): (m.place + 16, m.offset + 14) for m in members}
+
+
 def _members(file: Source, file_bytes: int) -> list[_Member]:
     tail_bytes = min(file_bytes, _TAIL_BYTES)
     file.seek(file_bytes - tail_bytes)
@@ -65,18 +77,18 @@ def _members(file: Source, file_bytes: int) -> list[_Member]:
         _, _, _, _, count, size, offset, _ = _END.unpack_from(tail, found)
         start = found - size
         if start >= 0 and file_bytes - tail_bytes + start == offset:
-            members = list(_entries(tail[start:found], count))
+            members = list(_entries(tail[start:found], count, offset))
             if all(m.compressed_bytes < 2**32 - 1 and m.offset < 2**32 - 1 for m in members):
                 return members
     # Many arrays, a comment, more than 4 GiB: rare, and zipfile knows how.
     with zipfile.ZipFile(file) as archive:
         return [
-            _Member(i.filename, i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.header_offset)
+            _Member(i.filename, i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.header_offset, -1)
             for i in archive.infolist()
         ]
 
 
-def _entries(directory: bytes, count: int) -> Iterator[_Member]:
+def _entries(directory: bytes, count: int, begin: int) -> Iterator[_Member]:
     place = 0
     for _ in range(count):
         entry = _ENTRY.unpack_from(directory, place)
@@ -84,10 +96,11 @@ def _entries(directory: bytes, count: int) -> Iterator[_Member]:
             raise ValueError("the archive's directory is damaged")
         flags, method, checksum, compressed_bytes = entry[3], entry[4], entry[7], entry[8]
         name_bytes, extra_bytes, comment_bytes, offset = entry[10], entry[11], entry[12], entry[16]
+        entry_place = begin + place
         place += _ENTRY.size
         name = directory[place : place + name_bytes].decode("utf-8", errors="replace")
         place += name_bytes + extra_bytes + comment_bytes
-        yield _Member(name, flags, method, checksum, compressed_bytes, offset)
+        yield _Member(name, flags, method, checksum, compressed_bytes, offset, entry_place)
 
 
 def _stored_array(file: Source, member: _Member) -> StoredArray:

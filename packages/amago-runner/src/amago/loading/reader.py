@@ -14,11 +14,13 @@ from amago.hindsight import CorruptTrajectoryError, FrozenTraj
 from amago.hindsight.layout import (
     FileIdentity,
     TrajectoryLayout,
+    corruption_named,
     identity_of,
     opened_trajectory,
     read_layout,
 )
 from amago.hindsight.stored_array import Source
+from amago.hindsight.structures import Structures
 from amago.loading.cache import TrajCache
 from amago.loading.sample import window_bounds
 from amago.loading.windows import FileWindow, MemoryWindow, Spec, Window, content_of, spec_of_layout
@@ -58,6 +60,7 @@ class TrajReader:
         self.cache = TrajCache(cache_bytes)
         self._lengths: dict[str, int] = {}
         self._layouts: dict[str, Known] = {}
+        self._structures = Structures()
         self._usual: Spec | None = None
         self._of_usual: set[str] = set()
 
@@ -104,8 +107,10 @@ class TrajReader:
                 if self._is_worth_caching(layout):
                     entry = self.cache.put(path, layout.read(source, 0, layout.length))
                     return MemoryWindow(entry.arrays, entry.spec, start, stop)
-                if not layout.is_direct or isinstance(source, io.BytesIO):
+                if not layout.is_direct:
                     return MemoryWindow.of(layout.read(source, start, stop))
+                if isinstance(source, io.BytesIO):
+                    return FileWindow(path, layout, spec, start, stop, on_loss, source)
         else:
             layout, spec = known
             start, stop = window_bounds(layout.length, length, padded_sampling, rng)
@@ -136,7 +141,11 @@ class TrajReader:
             yield known, source
 
     def _first_look(self, path: str, source: Source, identity: FileIdentity) -> Known:
-        layout = read_layout(source, path, identity)
+        if isinstance(source, io.BytesIO):
+            with corruption_named(path):
+                layout = self._structures.layout(source.getvalue(), path, identity)
+        else:
+            layout = read_layout(source, path, identity)
         if layout.length < 1:
             raise CorruptTrajectoryError(f"{path} holds no transition")
         known = Known(layout, spec_of_layout(layout))

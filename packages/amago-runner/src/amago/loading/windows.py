@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,9 +126,10 @@ class FileWindow:
         start: first transition.
         stop: the one after the last.
         on_loss: draws another window, given the error, if this one cannot be read.
+        content: of the file, if it was read already.
     """
 
-    __slots__ = ("_layout", "_on_loss", "_path", "_start", "_stop", "spec")
+    __slots__ = ("_content", "_layout", "_on_loss", "_path", "_start", "_stop", "spec")
 
     def __init__(
         self,
@@ -138,8 +139,9 @@ class FileWindow:
         start: int,
         stop: int,
         on_loss: Callable[[Exception], Window],
+        content: io.BytesIO | None = None,
     ) -> None:
-        self._path, self._layout, self.spec = path, layout, spec
+        self._path, self._layout, self.spec, self._content = path, layout, spec, content
         self._start, self._stop, self._on_loss = start, stop, on_loss
 
     def __len__(self) -> int:
@@ -147,19 +149,24 @@ class FileWindow:
 
     def write_to(self, targets: Sequence[Array], row: int) -> None:
         """Reads its rows to their place."""
-        steps, start, layout = self._stop - self._start, self._start, self._layout
         try:
+            if self._content is not None:
+                self._write_from(self._content, targets, row)
+                return
             with open_unchecked(self._path) as file:
-                if identity_of(file) != layout.identity:
+                if identity_of(file) != self._layout.identity:
                     raise OSError(errno.ESTALE, "another file took its place", self._path)
-                source = content_of(file, layout.identity)
-                for target, array, field in zip(targets, layout.arrays, self.spec, strict=True):
-                    rows = steps + (field.is_obs or field.name in TIMESTEP_FIELDS)
-                    array.read_into(source, target[row, :rows], start)
+                self._write_from(content_of(file, self._layout.identity), targets, row)
         except OSError as error:
             raise self._lost(row, error) from error
         except ValueError as error:
             raise self._lost(row, CorruptTrajectoryError(f"{self._path}: {error}")) from error
+
+    def _write_from(self, source: Source, targets: Sequence[Array], row: int) -> None:
+        steps = self._stop - self._start
+        for target, array, field in zip(targets, self._layout.arrays, self.spec, strict=True):
+            rows = steps + (field.is_obs or field.name in TIMESTEP_FIELDS)
+            array.read_into(source, target[row, :rows], self._start)
 
     def _lost(self, row: int, error: Exception) -> WindowLostError:
         return WindowLostError(row, lambda: self._on_loss(error), error)
@@ -177,12 +184,16 @@ def in_order(data: TrajectoryArrays) -> tuple[list[Array], Spec]:
 
 def spec_of_layout(layout: TrajectoryLayout) -> Spec:
     """The spec of a file; its arrays are in the layout's order."""
+    known = layout.notes.get("spec")
+    if known is not None:
+        return cast("Spec", known)
     fields = []
     for array in layout.arrays:
         is_obs = array.name.startswith(OBS_KEY_PREFIX)
         name = array.name.removeprefix(OBS_KEY_PREFIX) if is_obs else array.name
         fields.append(Field(name, is_obs, array.shape[1:], held_as(array)))
-    return spec_of(fields)
+    layout.notes["spec"] = spec = spec_of(fields)
+    return spec
 
 
 def content_of(file: io.FileIO, identity: FileIdentity) -> Source:
