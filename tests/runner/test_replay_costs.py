@@ -1,6 +1,7 @@
 """What replay costs beside time: memory of the cache, looks at folders, work on lists of very many files."""
 
 import os
+import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_workers_share_the_memory_of_the_cache(tmp_path, workers) -> None:
     used = max(row[1].item() for rows in told for row in rows)
     assert most == {CACHE // workers}
     assert 0 < used <= CACHE / workers
+
+
+def test_the_cache_does_not_travel_to_workers_that_are_not_forked(make_dataset) -> None:
+    dataset: DiskTrajDataset = make_dataset(items=400, cache_bytes=CACHE)
+    fill_with_images(dataset.fifo.path, "npz", 12)
+    memory_of_draws(dataset)
+    held = dataset._drawer.reader.cache.used_bytes
+    assert held > CACHE / 2
+    message = pickle.dumps(dataset)
+    assert len(message) < held / 20
+    again = pickle.loads(message)
+    again.set_epoch(0)
+    np.testing.assert_array_equal(again[5].obs["image"], dataset[5].obs["image"])
 
 
 def test_members_of_a_mixture_share_it_too(tmp_path) -> None:

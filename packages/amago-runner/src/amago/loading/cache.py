@@ -42,6 +42,10 @@ class TrajCache:
         """Number of trajectories held."""
         return len(self._trajs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Loader workers that are not forked would be sent all of it, and they have caches of their own.
+        return {"max_bytes": self.max_bytes, "used_bytes": 0, "_trajs": {}}
+
     def get(self, path: str) -> Entry | None:
         """The trajectory of the file at `path`, its arrays read-only; None if it is not held."""
         return self._trajs.get(path)
