@@ -221,6 +221,8 @@ def compile_for_gpu(tmp_path):
         binary = tmp_path / "kernel.cubin"
         binary.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if not tool.exists():
+            pytest.skip("triton came without cuobjdump")
         told = subprocess.run(
             [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
         )

