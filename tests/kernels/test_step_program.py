@@ -125,6 +125,18 @@ def test_uniform_numbers_choose_by_cumulative_probability():
     assert out.flatten().tolist() == [0, 0, 1, 1, 2, 3, 3]
 
 
+def test_operations_are_listed_and_timed():
+    weight = torch.randn(6, 5)
+    program, inputs = StepProgram(), torch.randn(ROWS, 5)
+    program.emit(program.linear(program.gather([(0, 5, 0)]), 6, lambda: (weight, None)))
+    program.build()
+    assert program.operations() == [("gather", ()), ("linear", (5, 6)), ("emit", ())]
+    assert program.profile() == [0.0, 0.0, 0.0]
+    for _ in range(20):
+        torch.testing.assert_close(run(program, inputs), F.linear(inputs, weight))
+    assert all(seconds > 0 for seconds in program.profile())
+
+
 def test_programs_run_here_unless_another_backend_is_asked_for():
     assert why_not() == []
     assert wanted()

@@ -6,6 +6,13 @@ caches, the ring caches or hidden states of an episode written where they lie. `
 of networks; `Watch` tells when one has to be made anew or given its weights again.
 """
 
-from amago.kernels.step_program.program import Memory, StepProgram, native_watch, wanted, why_not
+from amago.kernels.step_program.program import (
+    Memory,
+    StepProgram,
+    native_watch,
+    peak_rate,
+    wanted,
+    why_not,
+)
 
-__all__ = ["Memory", "StepProgram", "native_watch", "wanted", "why_not"]
+__all__ = ["Memory", "StepProgram", "native_watch", "peak_rate", "wanted", "why_not"]

@@ -29,6 +29,12 @@ def why_not() -> list[str]:
     return STEP_PROGRAM.failures()
 
 
+def peak_rate() -> float:
+    """Floating point operations per second that one thread reaches in registers: what no program exceeds."""
+    rate: float = STEP_PROGRAM.load().peak_rate()
+    return rate
+
+
 def native_watch() -> Any:
     """An empty `Watch` of dictionary entries and tensors, see csrc/step_program.cpp."""
     return STEP_PROGRAM.load().Watch()
@@ -97,6 +103,19 @@ class StepProgram(Operations):
         for record in self._records:
             plain = [a.value if isinstance(a, Ref) else a for a in record.arguments]
             self._numbers.append(getattr(self._native, record.kind)(*plain))
+
+    def operations(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name of each operation, and inputs and outputs of those that are linear layers."""
+        found: list[tuple[str, tuple[int, ...]]] = []
+        for record in self._records:
+            sizes = [self.widths[a.value] for a in record.arguments[:2] if isinstance(a, Ref)]
+            found.append((record.kind, tuple(sizes) if record.kind == "linear" else ()))
+        return found
+
+    def profile(self) -> list[float]:
+        """Seconds that each operation has taken in runs by one thread, counted from the first call of this on."""
+        seconds: list[float] = self._native.profile()
+        return seconds
 
     def refresh(self) -> None:
         """Gives every operation its present weights; they are copied."""

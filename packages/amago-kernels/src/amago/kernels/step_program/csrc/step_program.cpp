@@ -13,6 +13,7 @@
 #include "choices.h"
 #include "inputs.h"
 #include "norms.h"
+#include "peak.h"
 #include "positions.h"
 #include "recurrent.h"
 #include "rows.h"
@@ -121,6 +122,7 @@ private:
 
 PYBIND11_MODULE(amago_step_program, m) {
     m.def("row_stride", &row_stride);
+    m.def("peak_rate", &peak_rate);
     m.attr("DONE") = kDone;
     m.attr("UNDRAWABLE") = kUndrawable;
     py::class_<Watch>(m, "Watch")
