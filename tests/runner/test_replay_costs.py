@@ -121,7 +121,7 @@ def test_members_of_a_mixture_share_it_too(tmp_path) -> None:
 
 # Very many files
 
-MANY = 5 * listing.LARGE
+MANY = 50_000
 
 
 class ManyNames:

@@ -28,7 +28,7 @@ NO_WRITER = "~"
 SETTLE_SECONDS = 2.0
 """A folder may change again under the same time stamp for so long after the stamp was first seen."""
 
-LARGE = 10_000
+LARGE = 1000
 """Files from which on a folder is not listed at every change."""
 
 LISTING_SHARE = 0.05
