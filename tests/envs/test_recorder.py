@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import json
+import multiprocessing
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.recorder.lengths import PieceLength
+from amago.envs.recorder.writer import TrajectoryWriter
 from amago.envs.seeding import stream_seed
 from amago.envs.vector import PolicyInput, VectorStep, make_vector_env
 from amago.hindsight import FrozenTraj, Timestep, Trajectory, load_trajectory, parse_filename
@@ -435,6 +437,35 @@ def test_trajectories_that_cannot_be_written_even_at_the_end_are_warned_of(tmp_p
         pytest.raises(TrajectoryWriteError),
     ):
         recorder.close()
+
+
+def test_closing_again_after_what_was_lost_neither_waits_nor_raises(tmp_path, make_frozen):
+    folder = tmp_path / "buffer"
+    writer = TrajectoryWriter(folder, "npz", None)
+    folder.rmdir()
+    writer.put(make_frozen(3), "env_00000000_1", "env")
+    with pytest.raises(TrajectoryWriteError):
+        writer.flush()
+    with pytest.warns(
+        UserWarning, match=r"1 trajectories could not be written .* are lost \(3 transitions\)"
+    ):
+        writer.stop()
+    writer.flush()
+    writer.stop()
+
+
+def test_a_fork_of_the_process_does_not_wait_for_the_writing_thread(tmp_path, make_frozen):
+    folder = tmp_path / "buffer"
+    writer = TrajectoryWriter(folder, "npz", None)
+    folder.rmdir()
+    writer.put(make_frozen(3), "env_00000000_1", "env")
+    child = multiprocessing.get_context("fork").Process(target=writer.flush)
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    folder.mkdir()
+    writer.flush()
+    writer.stop()
 
 
 def test_a_program_that_forgets_to_close_still_writes_what_was_handed_over(tmp_path):

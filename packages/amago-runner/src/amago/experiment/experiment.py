@@ -8,6 +8,7 @@ the description of the run (`run_file.py`). The class comes in layers: its argum
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any
@@ -219,15 +220,17 @@ class Experiment(EvaluatedExperiment):
         """Ends worker processes, writes what is pending and closes the trackers; may be called again."""
         if not self.started:
             return
-        if self._recorder is not None:
-            self._recorder.cut()
-            self._recorder.close()
-        for envs in (getattr(self, "_train_envs", None), self._val_envs):
-            if envs is not None:
-                envs.close()
-        if self._loader is not None:
-            self._loader.close()
-        self._tracker.close()
+        # In reverse order, each of them even if one before it fails.
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._tracker.close)
+            if self._loader is not None:
+                stack.callback(self._loader.close)
+            for envs in (self._val_envs, getattr(self, "_train_envs", None)):
+                if envs is not None:
+                    stack.callback(envs.close)
+            if self._recorder is not None:
+                stack.callback(self._recorder.close)
+                self._recorder.cut()
 
     def _describes_run(self) -> bool:
         """Whether this process writes run.json: collectors leave the learner's alone."""

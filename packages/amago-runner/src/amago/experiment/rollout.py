@@ -19,8 +19,9 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats
-from amago.envs.recorder import TrajectoryRecorder
+from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import PolicyInput, VectorEnv, VectorStep
+from amago.experiment.interrupts import InterruptGate
 
 _UNCHANGED = contextlib.nullcontext()
 
@@ -58,6 +59,7 @@ class Rollout:
         self._inputs: PolicyInput | None = None
         self._viewed: PolicyInput | None = None
         self._running = _RunningEpisodes(vector_env.num_envs)
+        self._gate = InterruptGate()
         self._names: list[str] = []
         self._steps_under_names = 0
 
@@ -72,7 +74,7 @@ class Rollout:
         Args:
             seed: of the environments' random streams; None lets them go on.
         """
-        if self.recorder is not None and self.started:
+        if self.recorder is not None:
             self.recorder.cut()
         self._inputs = self.vector_env.reset(seed=seed)
         self._running.clear()
@@ -102,6 +104,8 @@ class Rollout:
 
         Raises:
             ValueError: neither limit is given.
+            TrajectoryWriteError: a file could not be written; the rollout can go on where it is. After any other
+                exception the next `run` begins new episodes.
         """
         if timesteps is None and episodes is None:
             raise ValueError("give timesteps or episodes: a rollout without a limit would never end")
@@ -113,14 +117,22 @@ class Rollout:
         self.agent.eval()
         done = 0
         try:
-            while (timesteps is None or done < timesteps) and (remaining is None or remaining.any()):
-                step = self._step(sample)
-                self._count(step, remaining)
-                done += 1
-                if render:
-                    self.vector_env.render()
-                if progress is not None:
-                    progress(num_envs)
+            with self._gate.watching():
+                while (timesteps is None or done < timesteps) and (remaining is None or remaining.any()):
+                    step = self._step(sample)
+                    self._count(step, remaining)
+                    self._record(step)
+                    done += 1
+                    if render:
+                        self.vector_env.render()
+                    if progress is not None:
+                        progress(num_envs)
+        except TrajectoryWriteError:
+            raise
+        except BaseException:
+            # Environments may have taken a step that was not recorded, so their episodes cannot go on.
+            self._inputs = None
+            raise
         finally:
             self.agent.train(was_training)
             self._settle_names()
@@ -129,14 +141,18 @@ class Rollout:
         """One action in every environment."""
         step = self.vector_env.step(self._act(sample))
         self._inputs = step.inputs
-        if self.recorder is not None:
-            self.recorder.add(step)
         if step.done_rows.size or step.reset_rows.size:
             dones = step.terminated | step.truncated
             dones[step.reset_rows] = True
             with torch.inference_mode():
                 self.hidden_state = self.agent.reset_hidden_state(self.hidden_state, dones)
         return step
+
+    def _record(self, step: VectorStep) -> None:
+        """Hands a step to the recorder; done last, so that a write that failed has left nothing undone."""
+        if self.recorder is not None:
+            with self._gate:
+                self.recorder.add(step)
 
     def _act(self, sample: bool) -> npt.NDArray[Any]:
         """The agent's actions, (N, ...) as the vector environment takes them.

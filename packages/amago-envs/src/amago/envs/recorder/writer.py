@@ -108,6 +108,8 @@ class TrajectoryWriter:
 
     def flush(self) -> None:
         """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
+        if os.getpid() != self._owner or self._stopping:
+            return  # there is no thread to wait for, and `stop` has told what was lost
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
