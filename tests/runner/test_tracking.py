@@ -27,6 +27,17 @@ def test_a_line_holds_section_axes_metrics_and_time(tmp_path) -> None:
     tracker.close()
 
 
+def test_metrics_are_kept_without_wandb(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    def kept(*trackers: Tracker) -> list[object]:
+        MultiTracker(list(trackers)).log({"Average": 0.5}, section="val", axes={"Epoch": 3})
+        return [line["metrics"] for line in lines(path)] if path.exists() else []
+
+    assert kept() == []  # the fault: nobody listens but wandb
+    assert kept(JsonlTracker(path)) == [{"Average": 0.5}]
+
+
 def test_lines_can_be_read_before_the_run_ends(tmp_path) -> None:
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
     for epoch in range(3):

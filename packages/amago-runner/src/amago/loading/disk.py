@@ -18,7 +18,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.hindsight import CorruptTrajectoryError, FrozenTraj, Relabeler, load_trajectory
 from amago.loading.buffer_files import BufferFiles, News
 from amago.loading.checkpointed_files import CheckpointedFiles
 from amago.loading.dataset import RLDataset
@@ -26,6 +26,7 @@ from amago.loading.drawing import FileDrawer, Weigh
 from amago.loading.files import TrajFile, TrajFolder
 from amago.loading.quarantine import Quarantine
 from amago.loading.reader import TrajReader
+from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
 from amago.loading.sample import RLData
 from amago.loading.windows import Window, WindowLostError, read_window
 from amago.utils import amago_warning
@@ -86,16 +87,12 @@ class DiskTrajDataset(RLDataset):
             raise ValueError(f"dset_min_size must be at least 1 file, not {dset_min_size!r}")
         if sample_by not in SAMPLE_BY:
             raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
-        if relabeler is not None and (isinstance(relabeler, type) or not callable(relabeler)):
-            raise TypeError(
-                f"relabeler is {relabeler!r}, must be an instance of a Relabeler, or a function of a trajectory"
-            )
         if cache_bytes < 0:
             raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes!r}")
         self.dset_root = Path(dset_root).expanduser()
         self.dset_max_size = dset_max_size
         self.dset_min_size = dset_min_size
-        self.relabeler = relabeler
+        self.relabeler = checked_relabeler(relabeler)
         self.sample_by = sample_by
         self.cache_bytes = cache_bytes
         fifo, protected = (get_path_to_trajs(dset_root, dset_name, is_fifo) for is_fifo in (True, False))
@@ -108,9 +105,8 @@ class DiskTrajDataset(RLDataset):
         kept = len(os.listdir(protected))
         if dset_min_size > dset_max_size + kept:
             amago_warning(
-                f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected "
-                f"has {kept}: training never begins unless more are put into {protected}. Make "
-                "dset_min_size at most dset_max_size."
+                f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected has "
+                f"{kept}: training never begins unless more are put there. Make it at most dset_max_size."
             )
         self._files = BufferFiles(self.fifo, self.protected)
         self._drawer = FileDrawer(self._files, TrajReader(cache_bytes), Quarantine(self.quarantine))
@@ -225,15 +221,9 @@ class DiskTrajDataset(RLDataset):
 
     def sample_random_trajectory(self) -> RLData:
         """Draws a file and reads all of it, relabelled if there is a relabeler; the arrays may be written to."""
-        reader = self._drawer.reader
-        traj = self._drawer.draw(lambda file: reader.whole(file.path), self.rng, self._weigh())
-        if self.relabeler is not None:
-            traj = self.relabeler(traj)
-            if traj is None:
-                raise TypeError(
-                    f"{type(self.relabeler).__name__}.relabel must return the trajectory, not None"
-                )
-        return RLData.from_trajectory(traj)
+        read = self._drawer.reader.whole
+        traj = self._drawer.draw(lambda file: read(file.path), self.rng, self._weigh())
+        return RLData.from_trajectory(relabelled(traj, self.relabeler))
 
     def sample_random_slice(self) -> RLData:
         """Draws a window of a random file. Without a relabeler its arrays may be views and read-only."""
@@ -292,7 +282,7 @@ class DiskTrajDataset(RLDataset):
 
     def _reads_whole_files(self) -> bool:
         customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
-        return customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler)
+        return customised or sees_whole_trajectories(self.relabeler)
 
     def _random_window(self) -> Window:
         self.check_configured()

@@ -10,11 +10,12 @@ import gin
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler
+from amago.hindsight import FrozenTraj, Relabeler
 from amago.loading.dataset import RLDataset
 from amago.loading.offline.episodes import episodes_from_arrays
 from amago.loading.offline.sources import episodes_from_file, episodes_from_minari, load_minari
 from amago.loading.offline.store import EpisodeStore, read_header
+from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
 from amago.loading.sample import RLData, window_bounds
 
 SAMPLE_BY = ("episodes", "timesteps")
@@ -57,12 +58,8 @@ class OfflineDataset(RLDataset):
         super().__init__(dset_name or _name_of(source))
         if sample_by not in SAMPLE_BY:
             raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
-        if relabeler is not None and (isinstance(relabeler, type) or not callable(relabeler)):
-            raise TypeError(
-                f"relabeler is {relabeler!r}, must be an instance of a Relabeler, or a function of a trajectory"
-            )
         self.sample_by = sample_by
-        self.relabeler = relabeler
+        self.relabeler = checked_relabeler(relabeler)
         episodes = _episodes_of(source, action_space, observation_space)
         if store is None:
             self.episodes = EpisodeStore.in_memory(episodes)
@@ -100,18 +97,12 @@ class OfflineDataset(RLDataset):
     def sample_random_trajectory(self) -> RLData:
         """A whole episode, relabelled, its arrays the caller's own."""
         traj = self.episodes.whole(self._draw())
-        if self.relabeler is not None:
-            traj = self.relabeler(traj)
-            if traj is None:
-                raise TypeError(
-                    f"{type(self.relabeler).__name__}.relabel must return the trajectory, not None"
-                )
-        return RLData.from_trajectory(traj)
+        return RLData.from_trajectory(relabelled(traj, self.relabeler))
 
     def sample_random_slice(self) -> RLData:
         """A window of a random episode; only its rows are read, unless a relabeler wants to see all of it."""
         customised = type(self).sample_random_trajectory is not OfflineDataset.sample_random_trajectory
-        if customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler):
+        if customised or sees_whole_trajectories(self.relabeler):
             return super().sample_random_slice()
         self.check_configured()
         assert self.max_seq_len is not None
