@@ -17,9 +17,9 @@ ENDINGS = {"npz": ".npz", "npz-compressed": ".npz", "traj": ".traj"}
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(
-        app, ["convert", *map(str, arguments)], env={"COLUMNS": "80"}, catch_exceptions=False
-    )
+    # So wide that no path is broken, however long the folder of the tests is.
+    width = {"COLUMNS": "400"}
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)], env=width, catch_exceptions=False)
 
 
 def converted(*arguments: str | Path) -> str:
