@@ -1,9 +1,10 @@
 """Native code is built once, whole or not at all, and where it cannot be, that is said.
 
 The module that is built here is a few lines of C++, so that a build takes a moment. Other processes load
-`compile.py` by itself, without torch.
+`compile.py` and what it needs alone, without torch.
 """
 
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -25,13 +26,14 @@ static PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny", nullptr, -1, methods
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit_tiny() { return PyModule_Create(&module); }
 """
 OTHER_PROCESS = f"""
-import importlib.util, logging, sys
+import logging, sys, types
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
-spec = importlib.util.spec_from_file_location("native_code", {native_code.__file__!r})
-native_code = sys.modules["native_code"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(native_code)
-print(native_code.Extension("tiny", (Path(sys.argv[1]),)).load().answer())
+for name in ("amago", "amago.kernels"):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [{str(Path(native_code.__file__).parent)!r}]
+from amago.kernels.compile import Extension
+print(Extension("tiny", (Path(sys.argv[1]),)).load().answer())
 """
 
 
@@ -173,6 +175,69 @@ def test_without_a_compiler_what_was_built_before_is_used(cache, source, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert tiny(source).missing() == []
     assert tiny(source).load().answer() == 42
+
+
+@pytest.mark.parametrize("named", ["no such thing", "g++ 'abc", "FOLDER", "NOT EXECUTABLE", "WRONG FORMAT"])
+def test_a_cxx_that_cannot_be_run_is_named(cache, source, monkeypatch, tmp_path, named):
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    plain.chmod(0o755 if named == "WRONG FORMAT" else 0o644)
+    named = {"FOLDER": str(tmp_path), "NOT EXECUTABLE": str(plain), "WRONG FORMAT": str(plain)}.get(
+        named, named
+    )
+    monkeypatch.setenv("CXX", named)
+    (reason,) = tiny(source).missing()
+    assert f"CXX={named!r} is not there or cannot be run" in reason
+    assert "install one" in reason
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
+        tiny(source).load()
+
+
+def test_a_blank_cxx_is_none(cache, source, monkeypatch):
+    monkeypatch.setenv("CXX", " ")
+    assert tiny(source).load().answer() == 42
+
+
+def test_a_program_that_writes_nothing_is_no_compiler(cache, source, monkeypatch):
+    monkeypatch.setenv("CXX", "true")
+    with pytest.raises(BuildError, match=r"wrote no file: is .*true a compiler\? \(CXX names it\)"):
+        tiny(source).load()
+    assert leftovers(cache) == []
+
+
+def test_a_compiler_may_have_arguments_and_the_cache_any_name(source, monkeypatch, tmp_path):
+    folder = tmp_path / "c\u00e4che '\u65e5 \"q $x"
+    monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
+    monkeypatch.setenv("CXX", "c++ -pipe")
+    assert tiny(source).load().answer() == 42
+    assert len(binaries(folder)) == 1
+
+
+def test_without_pybind11_that_is_the_reason(cache, source, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert tiny(source).missing() == ["pybind11 is not installed: pip install pybind11"]
+    with pytest.raises(BuildError, match="pip install pybind11"):
+        tiny(source).load()
+
+
+def test_a_file_that_can_neither_be_loaded_nor_replaced_is_named_with_the_remedy(cache, source):
+    path = tiny(source).build()
+    path.unlink()
+    path.mkdir()  # what not even root can remove like a file
+    with pytest.raises(BuildError, match=f"{path} cannot be loaded .* set AMAGO_KERNELS_CACHE"):
+        tiny(source).load()
+
+
+def test_a_full_disk_is_told_by_what_the_compiler_says(cache, source, monkeypatch, tmp_path):
+    """A compiler that may write no more than some bytes says what it would on a full disk."""
+    monkeypatch.setenv("CXX", str(wrapper(tmp_path, '[ "$1" = --version ] || ulimit -f 8')))
+    with pytest.raises(BuildError, match="failed with exit status"):
+        tiny(source).load()
+    assert binaries(cache) == []
+    assert leftovers(cache) == []
 
 
 def test_building_can_be_forbidden(cache, source, monkeypatch):
