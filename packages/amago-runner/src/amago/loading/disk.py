@@ -105,8 +105,8 @@ class DiskTrajDataset(RLDataset):
         kept = len(os.listdir(protected))
         if dset_min_size > dset_max_size + kept:
             amago_warning(
-                f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected has "
-                f"{kept}: training never begins unless more are put there. Make it at most dset_max_size."
+                f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected "
+                f"has {kept}: training never begins unless more are put there. Make it at most dset_max_size."
             )
         self._files = BufferFiles(self.fifo, self.protected)
         self._drawer = FileDrawer(self._files, TrajReader(cache_bytes), Quarantine(self.quarantine))
