@@ -6,15 +6,15 @@
 
 namespace amago {
 
-// The time between the beginnings of steps, averaged; a time that is much longer than the average counts as three of
-// it, as the operating system's own affairs are nobody's fault.
+// The time between the beginnings of steps, averaged; a pause of the whole loop does not count for more than ten times
+// the average.
 class Average {
 public:
     void clear() { count_ = 0; }
     void add(double seconds) {
         if (++count_ <= kIgnored) return;  // threads wake up, caches fill
         const int64_t known = count_ - kIgnored;
-        mean_ = known == 1 ? seconds : mean_ + (std::min(seconds, 3 * mean_) - mean_) / std::min<int64_t>(known, 32);
+        mean_ = known == 1 ? seconds : mean_ + (std::min(seconds, 10 * mean_) - mean_) / std::min<int64_t>(known, 32);
     }
     double mean() const { return mean_; }
     int64_t count() const { return count_; }
@@ -42,18 +42,19 @@ private:
         (together_ ? shared_ : alone_).add(seconds);
         if (!together_) {
             if (alone_.count() >= pause_) change(true);
-        } else if (shared_.count() >= kTrial) {
+        } else if (shared_.count() >= kTrial || hopeless()) {
             const bool worth_it = shared_.mean() < 0.98 * alone_.mean();
             pause_ = worth_it ? kTrial : std::min<int64_t>(4 * pause_, 1 << 16);
-            if (!worth_it) change(false);
+            if (!worth_it || shared_.count() >= kTerm) change(false);
         }
     }
+    bool hopeless() const { return shared_.count() >= kTrial / 4 && shared_.mean() > 1.5 * alone_.mean(); }
     void change(bool together) {
         together_ = together;
         (together ? shared_ : alone_).clear();
     }
 
-    static constexpr int64_t kTrial = 64;  // steps
+    static constexpr int64_t kTrial = 64, kTerm = 4096;  // steps; after a term doing it alone is timed anew
     bool together_ = false;
     int64_t pause_ = kTrial;
     double began_ = 0;  // seconds
