@@ -71,6 +71,8 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         self.randomize_eps = randomize_eps
         self._multiplier: npt.NDArray[np.float64] = np.ones(self.batched_envs)
         self._add_noise = _noise_for(self.action_space)
+        is_box = isinstance(self.action_space, gym.spaces.Box)
+        self._sizes: list[int] | None = None if is_box else _num_choices(self.action_space).tolist()
         self._epsilon_is_own = type(self).current_eps is not BilevelEpsilonGreedy.current_eps
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
@@ -122,12 +124,11 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         ):
             return super().actions_together(wrappers, actions)
         greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
-        space = greedy[0].action_space
-        if isinstance(space, gym.spaces.Box):
+        sizes = greedy[0]._sizes
+        if sizes is None:
             eps = np.array([wrapper._single_eps() for wrapper in greedy])
             noise = np.stack([wrapper.rng.standard_normal(actions[0].size) for wrapper in greedy])
             return _with_gaussian_noise(actions, eps, noise)
-        sizes = _num_choices(space).tolist()
         noisy: list[Any] | None = None
         for row, wrapper in enumerate(greedy):
             draw = wrapper.rng.random

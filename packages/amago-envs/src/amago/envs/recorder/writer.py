@@ -16,7 +16,6 @@ MAX_PENDING = 1024
 MAX_PENDING_BYTES = 256 * 2**20
 # Waking the thread interrupts the rollout, so it takes what some milliseconds bring at once.
 GATHER_SECONDS = 0.02
-GATHER_FILES = 64
 
 
 class TrajectoryWriteError(OSError):
@@ -73,7 +72,7 @@ class TrajectoryWriter:
             self._pending_bytes += nbytes
             if self._thread is None:
                 self._start_thread()
-            if self._idle or len(self._pending) == GATHER_FILES:
+            if self._idle or self._is_full():
                 self._idle = False
                 self._changed.notify_all()
 
@@ -92,6 +91,10 @@ class TrajectoryWriter:
 
     def _is_full(self) -> bool:
         return len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES
+
+    def _is_urgent(self) -> bool:
+        """Whether somebody waits for the thread."""
+        return self._hurried or self._stopping or self._is_full()
 
     def raise_failure(self) -> None:
         """Raises TrajectoryWriteError if a write failed since the last call; the thread then tries again."""
@@ -153,10 +156,7 @@ class TrajectoryWriter:
                 self._idle = True
                 self._changed.wait_for(lambda: self._pending or self._stopping)
                 self._idle = False
-                self._changed.wait_for(
-                    lambda: self._hurried or self._stopping or len(self._pending) >= GATHER_FILES,
-                    timeout=GATHER_SECONDS,
-                )
+                self._changed.wait_for(self._is_urgent, timeout=GATHER_SECONDS)
             self._changed.wait_for(lambda: self._failure is None)
             self._attempts += len(self._pending) > 0
             return self._pending[0] if self._pending else None
