@@ -20,7 +20,7 @@ from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.envs.vector import EnvWorkerError, make_vector_env
 
-METHODS = ["fork", "spawn", "forkserver"]
+METHODS = ["fork", "spawn"]
 
 
 def sleep_until_killed() -> None:
@@ -104,3 +104,25 @@ def test_a_worker_may_hold_environments_with_processes_of_their_own(method):
     assert step.inputs.time_idxs.tolist() == [step.inputs.time_idxs[0]] * 4
     env.close()
     assert multiprocessing.active_children() == before
+
+
+@pytest.mark.parametrize(
+    ("cores", "envs_per_worker", "workers"), [(1, None, 1), (2, None, 2), (None, 2, 3), (None, 1, 5)]
+)
+def test_environments_are_spread_over_the_cores_or_as_they_are_told(cores, envs_per_worker, workers):
+    before = multiprocessing.active_children()
+    allowed = os.sched_getaffinity(0)
+    if cores is not None and cores > len(allowed):
+        cores, workers = len(allowed), len(allowed)
+    try:
+        if cores is not None:
+            os.sched_setaffinity(0, sorted(allowed)[:cores])
+        env = make_vector_env(
+            [lambda: AMAGOEnv(MetaFrozenLake(3), "lake")] * 5,
+            env_mode="async",
+            envs_per_worker=envs_per_worker,
+        )
+        assert len(multiprocessing.active_children()) - len(before) == workers
+        env.close()
+    finally:
+        os.sched_setaffinity(0, allowed)
