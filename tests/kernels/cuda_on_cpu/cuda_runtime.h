@@ -33,7 +33,7 @@ struct Index {
 };
 inline Index thread, block, grid;
 inline unsigned exchanges[kThreads];
-inline float slots[2][kThreads];
+inline uint64_t slots[2][kThreads];
 inline ucontext_t scheduler, threads[kThreads];
 inline bool finished[kThreads];
 inline unsigned block_size, waiting, barriers;
@@ -46,11 +46,14 @@ inline void yield() {
 }
 
 // All lanes write before any of them reads: a lane waits here until the others have come as far.
-inline float exchange(float x, unsigned away) {
+template <class Number>
+Number exchange(Number x, unsigned other) {
+    static_assert(sizeof x <= sizeof slots[0][0]);
     const unsigned me = thread.x, side = exchanges[me]++ % 2;
-    slots[side][me] = x;
+    std::memcpy(&slots[side][me], &x, sizeof x);
     yield();
-    return slots[side][me ^ away];
+    std::memcpy(&x, &slots[side][me / kLanes * kLanes + other], sizeof x);
+    return x;
 }
 
 inline void wait_for_block() {
@@ -108,7 +111,13 @@ struct Launch {
 #define blockIdx (emulated::block)
 #define gridDim (emulated::grid)
 
-inline float __shfl_xor_sync(unsigned, float x, int away) { return emulated::exchange(x, away); }
+inline float __shfl_xor_sync(unsigned, float x, int away) {
+    return emulated::exchange(x, emulated::thread.x % emulated::kLanes ^ away);
+}
+template <class Number>
+Number __shfl_sync(unsigned, Number x, int lane) {
+    return emulated::exchange(x, lane);
+}
 inline void __syncthreads() { emulated::wait_for_block(); }
 inline float __expf(float x) { return std::exp(x); }
 

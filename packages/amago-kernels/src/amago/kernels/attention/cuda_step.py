@@ -61,7 +61,7 @@ def launch(
         (rows, size, heads, dim, group, splits),
         [_operand(x) for x in (q, k, v, keys, values)],
         [*addresses, *(0,) * (6 - len(addresses))],
-        (-1 if options.window is None else options.window, options.sink),
+        (-1 if options.window is None else min(options.window, size), min(options.sink, size)),
         (options.sink_bias, math.inf if options.logit_clip is None else options.logit_clip, options.scale),
         _frequencies(options.rotary_base, dim) if positions is not None else [],
         stream,

@@ -203,8 +203,9 @@ def step(
     with on_device_of(q):
         _ring[(programs * splits,)](
             q, k, v, keys, values, lengths, positions, out, *parts,
-            heads, size, splits, 0 if options.window is None else options.window, options.sink,
-            options.sink_bias, options.logit_clip or 0.0, options.scale, options.rotary_base, *new, *ring,
+            heads, size, splits, 0 if options.window is None else min(options.window, size),
+            min(options.sink, size), options.sink_bias, options.logit_clip or 0.0, options.scale,
+            options.rotary_base, *new, *ring,
             WINDOW=options.window is not None, BIAS=options.biased, CLIP=options.logit_clip is not None,
             SPLIT=splits > 1, S=slots, G=group, D=dim, P=width, NEW_UNIT=new_unit, UNIT=unit,
             num_warps=_WARPS,

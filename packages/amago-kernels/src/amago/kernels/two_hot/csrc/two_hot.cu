@@ -1,9 +1,11 @@
 // Losses and means of classifying critics on a GPU: a row of logits is read once, a row of gradients written once.
 //
-// A warp takes a row: each lane holds K groups of VEC neighbouring logits x in registers, so maximum, sum and the
-// rest are reductions over registers and lanes. Short rows go four at a time, so that a lane has several reads under
-// way before it needs the first. Labels are computed from the scalar target; nothing is kept for the gradient, which
-// has to read the logits anyway and finds their softmax again.
+// A warp takes 32 rows. What a row needs beside its logits (where it lies, target, mask, weight) one lane finds out,
+// all 32 at a time; then LANES lanes go over a row, each with K groups of VEC neighbouring logits x in registers, and
+// give its lane the sums. For in half precision a pass is as much arithmetic as memory: all that is done once per row
+// in every lane would take longer than reading the row. Several rows are under way together, so that a lane has
+// several reads to wait for. Labels are computed from the scalar target; nothing is kept for the gradient, which has
+// to read the logits anyway and finds their softmax again.
 #include "two_hot_cuda.h"
 
 #include <cuda_bf16.h>
@@ -16,6 +18,7 @@ namespace amago {
 namespace {
 
 constexpr int kLanes = 32, kWarps = 8;
+constexpr unsigned kEveryLane = 0xffffffffu;
 
 __device__ float number(float x) { return x; }
 __device__ float number(__half x) { return __half2float(x); }
@@ -45,28 +48,32 @@ __device__ float read(const RowAxes& axes, const Strided& x, int64_t row) {
     return address<const float>(x)[place(axes, x, row)];
 }
 
+template <int LANES>
 __device__ float sum_of_lanes(float x) {
-    for (int away = kLanes / 2; away > 0; away /= 2) x += __shfl_xor_sync(0xffffffffu, x, away);
+#pragma unroll
+    for (int away = LANES / 2; away > 0; away /= 2) x += __shfl_xor_sync(kEveryLane, x, away);
     return x;
 }
 
+template <int LANES>
 __device__ float greatest_of_lanes(float x) {
-    for (int away = kLanes / 2; away > 0; away /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, away));
+#pragma unroll
+    for (int away = LANES / 2; away > 0; away /= 2) x = fmaxf(x, __shfl_xor_sync(kEveryLane, x, away));
     return x;
 }
 
-// The bin that a lane's value number i belongs to.
-template <int VEC>
+// The bin that value number i of a lane belongs to.
+template <int VEC, int LANES>
 __device__ int bin_of(int i, int lane) {
-    return (i / VEC * kLanes + lane) * VEC + i % VEC;
+    return (i / VEC * LANES + lane) * VEC + i % VEC;
 }
 
 // The numbers of a row that this lane holds; -inf beyond the last bin.
-template <class T, int VEC, int K>
+template <class T, int VEC, int LANES, int K>
 __device__ void read_row(const T* row, int64_t stride, int n, int lane, float (&x)[K * VEC]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const int first = (k * kLanes + lane) * VEC;
+        const int first = (k * LANES + lane) * VEC;
         if constexpr (VEC > 1) {
             Pack<T, VEC> pack;
             if (first < n) pack = *reinterpret_cast<const Pack<T, VEC>*>(row + first);
@@ -78,11 +85,11 @@ __device__ void read_row(const T* row, int64_t stride, int n, int lane, float (&
     }
 }
 
-template <class T, int VEC, int K>
+template <class T, int VEC, int LANES, int K>
 __device__ void write_row(T* row, int64_t stride, int n, int lane, const float (&x)[K * VEC]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const int first = (k * kLanes + lane) * VEC;
+        const int first = (k * LANES + lane) * VEC;
         if (first >= n) continue;
         if constexpr (VEC > 1) {
             Pack<T, VEC> pack;
@@ -106,151 +113,211 @@ __device__ float position(float target, const Support& support) {
     return x > last ? last : x;
 }
 
-// The labels of a row, one bin at a time: two-hot, or what a normal distribution gives to the bin's interval.
-class Labels {
+// What a normal distribution around a position gives to the intervals of the bins.
+class GaussLabels {
 public:
-    __device__ Labels(float target, const Support& support)
-        : position_(position(target, support)), sharpness_(support.sharpness) {
-        if (sharpness_ > 0.0f)
-            total_ = erff((support.n - 0.5f - position_) * sharpness_) - erff((-0.5f - position_) * sharpness_);
-    }
+    __device__ GaussLabels(float position, const Support& support)
+        : position_(position), sharpness_(support.sharpness),
+          total_(erff((support.n - 0.5f - position) * sharpness_) - erff((-0.5f - position) * sharpness_)) {}
 
     __device__ float operator[](int bin) const {
         const float away = bin - position_;
-        if (sharpness_ > 0.0f)
-            return (erff((away + 0.5f) * sharpness_) - erff((away - 0.5f) * sharpness_)) / total_;
-        const float near = 1.0f - fabsf(away);
-        return near < 0.0f ? 0.0f : near;
+        return (erff((away + 0.5f) * sharpness_) - erff((away - 0.5f) * sharpness_)) / total_;
     }
 
 private:
-    float position_, sharpness_, total_ = 1.0f;
+    float position_, sharpness_, total_;
 };
 
-// What a row's softmax needs, the same in all lanes; x becomes exp(x - max).
-struct Softmax {
-    float max, sum;
+template <Task TASK>
+constexpr bool kLoss = TASK == Task::loss || TASK == Task::loss_gradient;
+template <Task TASK>
+constexpr bool kGradient = TASK == Task::loss_gradient || TASK == Task::mean_gradient;
+
+// What the lane of a row knows of it: whether it exists, whether the mask leaves it, where its logits lie, the place of
+// its target in units of bins, and what its loss or gradient is multiplied by.
+struct Row {
+    bool inside, live;
+    int64_t from;
+    float position, scale;
+
+    template <Task TASK>
+    __device__ static Row of(const Call& call, int64_t row) {
+        Row it{row < call.rows.rows, row < call.rows.rows, 0, 0.0f, 1.0f};
+        if (kLoss<TASK> && it.live && call.mask.address)
+            it.live = address<const bool>(call.mask)[place(call.rows, call.mask, row)];
+        if (!it.live) {
+            it.scale = 0.0f;
+            return it;
+        }
+        it.from = place(call.rows, call.logits, row);
+        if (kGradient<TASK>) it.scale = read(call.rows, call.incoming, row);
+        if (kLoss<TASK>) {
+            it.position = amago::position(read(call.rows, call.target, row), call.support);
+            if (call.weight.address) it.scale *= read(call.rows, call.weight, row);
+        }
+        return it;
+    }
 };
 
-template <int COUNT>
-__device__ Softmax exponentials(float (&x)[COUNT]) {
-    Softmax row{-INFINITY, 0.0f};
+// Sums over a row, which all its lanes have: of exponentials, and of what else the task asks for.
+struct Sums {
+    float max, sum, other;
+};
+
+// x becomes exp(x - max).
+template <int LANES, int COUNT>
+__device__ Sums exponentials(float (&x)[COUNT]) {
+    Sums row{-INFINITY, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) row.max = fmaxf(row.max, x[i]);
-    row.max = greatest_of_lanes(row.max);
+    row.max = greatest_of_lanes<LANES>(row.max);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         x[i] = __expf(x[i] - row.max);
         row.sum += x[i];
     }
-    row.sum = sum_of_lanes(row.sum);
+    row.sum = sum_of_lanes<LANES>(row.sum);
     return row;
 }
 
-// weight * (log sum_j exp x_j - sum_j label_j x_j)
-template <int VEC, int COUNT>
-__device__ float loss(float (&x)[COUNT], const Labels& labels, int n, int lane) {
-    float greatest = -INFINITY, likely = 0.0f, sum = 0.0f;
+// sum_j label_j (x_j - max) of labels that are not two-hot, before x becomes exponentials.
+template <int VEC, int LANES, int COUNT>
+__device__ float gauss_likely(const float (&x)[COUNT], const Support& support, float position, int lane) {
+    const GaussLabels labels(position, support);
+    float likely = 0.0f, greatest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) greatest = fmaxf(greatest, x[i]);
-    greatest = greatest_of_lanes(greatest);
+    greatest = greatest_of_lanes<LANES>(greatest);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-        const int bin = bin_of<VEC>(i, lane);
-        if (bin >= n) continue;
-        const float below = x[i] - greatest, label = labels[bin];
-        sum += __expf(below);
-        if (label != 0.0f) likely += label * below;  // true for NaN
+        const int bin = bin_of<VEC, LANES>(i, lane);
+        const float label = bin < support.n ? labels[bin] : 0.0f;
+        if (label != 0.0f) likely += label * (x[i] - greatest);  // true for NaN
     }
-    return logf(sum_of_lanes(sum)) - sum_of_lanes(likely);
+    return sum_of_lanes<LANES>(likely);
 }
 
-// The row of gradients, in place of x: (softmax_j - label_j) * scale.
-template <int VEC, int COUNT>
-__device__ void loss_gradient(float (&x)[COUNT], const Labels& labels, float scale, int n, int lane) {
-    const Softmax row = exponentials(x);
-    const float factor = 1.0f / row.sum;
+// The same of two-hot labels, by the lane of the row: the two logits are read again, from the nearest cache.
+template <class T>
+__device__ float two_hot_likely(const Call& call, const Row& row, float max) {
+    const int low = row.position == row.position ? static_cast<int>(row.position) : 0;
+    const float share = row.position - low;
+    const T* at = address<const T>(call.logits) + row.from + low * call.logits.bin;
+    float likely = (1.0f - share) * (number(at[0]) - max);
+    if (share != 0.0f) likely += share * (number(at[call.logits.bin]) - max);  // true for NaN
+    return likely;
+}
+
+// The row of gradients, in place of exponentials: (softmax_j - label_j) * scale.
+template <int VEC, int LANES, int COUNT>
+__device__ void loss_gradient(float (&x)[COUNT], const Sums& sums, const Support& support, float position, float scale,
+                              int lane) {
+    const float factor = 1.0f / sums.sum;
+    if (support.sharpness > 0.0f) {
+        const GaussLabels labels(position, support);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) x[i] = (x[i] * factor - labels[bin_of<VEC, LANES>(i, lane)]) * scale;
+        return;
+    }
+    if (position != position) scale = position;  // fmaxf drops a NaN
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-        const int bin = bin_of<VEC>(i, lane);
-        if (bin < n) x[i] = (x[i] * factor - labels[bin]) * scale;
+        const float label = fmaxf(1.0f - fabsf(bin_of<VEC, LANES>(i, lane) - position), 0.0f);
+        x[i] = (x[i] * factor - label) * scale;
     }
 }
 
-// sum_j softmax_j point_j; x becomes exp(x - max), `sum` the sum of those.
-template <int VEC, int COUNT>
-__device__ float mean(float (&x)[COUNT], const Support& support, int lane, float& sum) {
-    sum = exponentials(x).sum;
+template <int VEC, int LANES, int COUNT>
+__device__ float weighted_points(const float (&x)[COUNT], const Support& support, int lane) {
     float weighted = 0.0f;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) weighted += x[i] * (support.start + support.width * bin_of<VEC>(i, lane));
-    return sum_of_lanes(weighted) / sum;
+    for (int i = 0; i < COUNT; ++i) weighted += x[i] * (support.start + support.width * bin_of<VEC, LANES>(i, lane));
+    return sum_of_lanes<LANES>(weighted);
 }
 
-template <class T, int VEC, int K, Task TASK>
+// The row of gradients of the mean, in place of exponentials: softmax_j (point_j - mean) * scale.
+template <int VEC, int LANES, int COUNT>
+__device__ void mean_gradient(float (&x)[COUNT], const Sums& sums, const Support& support, float scale, int lane) {
+    const float mean = sums.other / sums.sum;
+    scale /= sums.sum;
+    if (support.symlog) scale *= expf(fabsf(mean));
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        x[i] *= scale * (support.start + support.width * bin_of<VEC, LANES>(i, lane) - mean);
+}
+
+// The loss or the mean of a row, by its lane.
+template <class T, Task TASK>
+__device__ float result(const Call& call, const Row& row, const Sums& sums) {
+    if (!row.live) return 0.0f;
+    if (TASK == Task::loss) {
+        const bool gauss = call.support.sharpness > 0.0f;
+        return row.scale * (logf(sums.sum) - (gauss ? sums.other : two_hot_likely<T>(call, row, sums.max)));
+    }
+    const float mean = sums.other / sums.sum;
+    return call.support.symlog ? copysignf(expm1f(fabsf(mean)), mean) : mean;
+}
+
+template <class T, int VEC, int LANES, int K, Task TASK>
 __global__ void __launch_bounds__(kWarps* kLanes) rows_kernel(const Call call) {
-    constexpr int kCount = K * VEC, kRows = kCount <= 4 ? 4 : 1;
-    constexpr bool kLoss = TASK == Task::loss || TASK == Task::loss_gradient;
-    constexpr bool kGradient = TASK == Task::loss_gradient || TASK == Task::mean_gradient;
-    const RowAxes& axes = call.rows;
-    const int n = call.support.n, lane = threadIdx.x % kLanes;
+    constexpr int kCount = K * VEC, kAbreast = kLanes / LANES, kAhead = kCount <= 8 ? 4 : 1;
+    const int n = call.support.n, lane = threadIdx.x % kLanes, part = lane % LANES;
     const int64_t warp = blockIdx.x * int64_t{kWarps} + threadIdx.x / kLanes, warps = gridDim.x * int64_t{kWarps};
-    for (int64_t first = warp * kRows; first < axes.rows; first += warps * kRows) {
-        float x[kRows][kCount];
-        bool live[kRows];
+    for (int64_t first = warp * kLanes; first < call.rows.rows; first += warps * kLanes) {
+        const Row own = Row::of<TASK>(call, first + lane);
+        Sums found{0.0f, 1.0f, 0.0f};
+        for (int step = 0; step < LANES; step += kAhead) {
+            float x[kAhead][kCount];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            const int64_t row = first + r;
-            live[r] = row < axes.rows;
-            if (kLoss && live[r] && call.mask.address)
-                live[r] = address<const bool>(call.mask)[place(axes, call.mask, row)];
-            if (live[r])
-                read_row<T, VEC, K>(address<const T>(call.logits) + place(axes, call.logits, row), call.logits.bin,
-                                    n, lane, x[r]);
-        }
+            for (int a = 0; a < kAhead; ++a) {
+                const int source = (step + a) * kAbreast + lane / LANES;
+                const int64_t from = __shfl_sync(kEveryLane, static_cast<long long>(own.from), source);
+                if (__shfl_sync(kEveryLane, static_cast<int>(own.live), source)) {
+                    read_row<T, VEC, LANES, K>(address<const T>(call.logits) + from, call.logits.bin, n, part, x[a]);
+                } else {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            const int64_t row = first + r;
-            if (row >= axes.rows) continue;
-            float value = 0.0f;
-            if (!live[r]) {
-#pragma unroll
-                for (int i = 0; i < kCount; ++i) x[r][i] = 0.0f;
-            } else if constexpr (kLoss) {
-                const Labels labels(read(axes, call.target, row), call.support);
-                float scale = kGradient ? read(axes, call.incoming, row) : 1.0f;
-                if (call.weight.address) scale *= read(axes, call.weight, row);
-                if constexpr (kGradient)
-                    loss_gradient<VEC>(x[r], labels, scale, n, lane);
-                else
-                    value = scale * loss<VEC>(x[r], labels, n, lane);
-            } else {
-                float sum;
-                value = mean<VEC>(x[r], call.support, lane, sum);
-                if constexpr (kGradient) {
-                    float scale = read(axes, call.incoming, row) / sum;
-                    if (call.support.symlog) scale *= expf(fabsf(value));
-#pragma unroll
-                    for (int i = 0; i < kCount; ++i)
-                        x[r][i] *= scale * (call.support.start + call.support.width * bin_of<VEC>(i, lane) - value);
-                } else if (call.support.symlog) {
-                    value = copysignf(expm1f(fabsf(value)), value);
+                    for (int i = 0; i < kCount; ++i) x[a][i] = 0.0f;
                 }
             }
-            const int64_t at = place(axes, call.result, row);
-            if constexpr (kGradient)
-                write_row<T, VEC, K>(address<T>(call.result) + at, call.result.bin, n, lane, x[r]);
-            else if (lane == 0)
-                address<float>(call.result)[at] = value;
+#pragma unroll
+            for (int a = 0; a < kAhead; ++a) {
+                const int source = (step + a) * kAbreast + lane / LANES;
+                const float position = kLoss<TASK> ? __shfl_sync(kEveryLane, own.position, source) : 0.0f;
+                float likely = 0.0f;
+                if (TASK == Task::loss && call.support.sharpness > 0.0f)
+                    likely = gauss_likely<VEC, LANES>(x[a], call.support, position, part);
+                Sums sums = exponentials<LANES>(x[a]);
+                sums.other = kLoss<TASK> ? likely : weighted_points<VEC, LANES>(x[a], call.support, part);
+                if constexpr (kGradient<TASK>) {
+                    const float scale = __shfl_sync(kEveryLane, own.scale, source);
+                    if (TASK == Task::loss_gradient)
+                        loss_gradient<VEC, LANES>(x[a], sums, call.support, position, scale, part);
+                    else
+                        mean_gradient<VEC, LANES>(x[a], sums, call.support, scale, part);
+                    const int64_t row = first + source;
+                    if (row >= call.rows.rows) continue;
+                    T* to = address<T>(call.result) + place(call.rows, call.result, row);
+                    write_row<T, VEC, LANES, K>(to, call.result.bin, n, part, x[a]);
+                } else {
+                    const int sender = lane % kAbreast * LANES;
+                    sums = {__shfl_sync(kEveryLane, sums.max, sender), __shfl_sync(kEveryLane, sums.sum, sender),
+                            __shfl_sync(kEveryLane, sums.other, sender)};
+                    if (lane / kAbreast == step + a) found = sums;
+                }
+            }
         }
+        if (!kGradient<TASK> && own.inside)
+            address<float>(call.result)[place(call.rows, call.result, first + lane)] =
+                result<T, TASK>(call, own, found);
     }
 }
 
 // As many blocks as the GPU holds at once, each of which walks over its share of the rows.
-template <class T, int VEC, int K, Task TASK>
+template <class T, int VEC, int LANES, int K, Task TASK>
 const char* launch(const Call& call, cudaStream_t stream) {
-    constexpr int64_t kRowsPerBlock = kWarps * (K * VEC <= 4 ? 4 : 1);
-    const auto kernel = rows_kernel<T, VEC, K, TASK>;
+    constexpr int64_t kRowsPerBlock = kWarps * kLanes;
+    const auto kernel = rows_kernel<T, VEC, LANES, K, TASK>;
     int device = 0, processors = 0, resident = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status == cudaSuccess)
@@ -267,23 +334,25 @@ const char* launch(const Call& call, cudaStream_t stream) {
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 
-// Whether rows can be read or written in groups of four numbers.
-bool in_fours(const Strided& x, int n, int number_size) {
-    bool fits = x.bin == 1 && n % 4 == 0 && x.address % (4 * number_size) == 0;
-    for (int64_t stride : x.stride) fits = fits && stride % 4 == 0;
+// Whether rows can be read or written 16 bytes at a time.
+template <class T>
+bool in_packs(const Strided& x, int n) {
+    constexpr int VEC = 16 / sizeof(T);
+    bool fits = x.bin == 1 && n % VEC == 0 && x.address % 16 == 0;
+    for (int64_t stride : x.stride) fits = fits && stride % VEC == 0;
     return fits;
 }
 
 template <class T, Task TASK>
 const char* by_size(const Call& call, cudaStream_t stream) {
-    constexpr bool kGradient = TASK == Task::loss_gradient || TASK == Task::mean_gradient;
+    constexpr int VEC = 16 / sizeof(T);
     const int n = call.support.n;
-    if (in_fours(call.logits, n, sizeof(T)) && (!kGradient || in_fours(call.result, n, sizeof(T)))) {
-        if (n <= 128) return launch<T, 4, 1, TASK>(call, stream);
-        if (n <= 1024) return launch<T, 4, 8, TASK>(call, stream);
+    if (in_packs<T>(call.logits, n) && (!kGradient<TASK> || in_packs<T>(call.result, n))) {
+        if (n <= 128) return launch<T, VEC, 128 / VEC, 1, TASK>(call, stream);
+        if (n <= 1024) return launch<T, VEC, 32, 32 / VEC, TASK>(call, stream);
     }
-    if (n <= 128) return launch<T, 1, 4, TASK>(call, stream);
-    if (n <= 1024) return launch<T, 1, 32, TASK>(call, stream);
+    if (n <= 128) return launch<T, 1, 32, 4, TASK>(call, stream);
+    if (n <= 1024) return launch<T, 1, 32, 32, TASK>(call, stream);
     return "there are kernels for up to 1024 bins";
 }
 
