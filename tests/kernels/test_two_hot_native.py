@@ -154,22 +154,6 @@ def test_without_gradients_it_computes_the_same_past_the_dispatcher():
     assert not any("amago_kernels" in event.key for event in profile.key_averages())
 
 
-def test_compiles_to_one_graph():
-    bins = Bins(-1e4, 1e4, 32)
-    target = torch.linspace(-10, 10, 6).view(6, 1)
-
-    def value_and_loss(x):
-        loss = kernels.two_hot_cross_entropy(x, target, bins, backend="cpp")
-        return loss.sum() + kernels.two_hot_mean(x, bins).sum()
-
-    plain = torch.randn(6, 4, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    compiled = plain.detach().clone().requires_grad_()
-    value_and_loss(plain).backward()
-    torch._dynamo.reset()
-    torch.compile(value_and_loss, fullgraph=True, backend="aot_eager")(compiled).backward()
-    torch.testing.assert_close(compiled.grad, plain.grad)
-
-
 WITHOUT_A_COMPILER = """
 import torch
 from amago import kernels
