@@ -4,6 +4,8 @@ The processes that such an environment starts hold a pipe of the test open, whic
 them.
 """
 
+import functools
+import itertools
 import multiprocessing
 import os
 import select
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -77,6 +80,43 @@ def test_processes_that_environments_leave_behind_end_with_their_worker(then):
     env.close()
     assert not is_held_open(reading, 5.0)
     os.close(reading)
+
+
+class LeavesAProcess(MetaFrozenLake):
+    """Starts a process and tells its number in a file."""
+
+    def __init__(self, told: Path) -> None:
+        super().__init__(3)
+        sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        told.write_text(str(sleeper.pid))
+
+
+def leaves_a_process(told: Path) -> AMAGOEnv:
+    return AMAGOEnv(LeavesAProcess(told), "lake")
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie, which only waits to be noted by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_environments_start_ends_too_where_workers_are_children_of_a_server(tmp_path):
+    told = tmp_path / "pid"
+    env = make_vector_env(
+        [functools.partial(leaves_a_process, told)], env_mode="async", mp_context="forkserver"
+    )
+    env.reset()
+    pid = int(told.read_text())
+    assert runs(pid)
+    env.close()
+    # It was killed by now, but may need a moment to be gone.
+    tries = itertools.takewhile(lambda _: runs(pid), range(500))
+    for _ in tries:
+        threading.Event().wait(0.01)
+    assert not runs(pid)
 
 
 class SmallLake(MetaFrozenLake):
