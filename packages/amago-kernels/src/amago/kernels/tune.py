@@ -3,8 +3,9 @@
 Each operation is timed on an example of each class of sizes (`shape_classes`), forward and backward where it is
 for training, forward alone for steps, with as many threads as torch has (OMP_NUM_THREADS). A backend takes part
 that runs here and, on a small call, computes what the eager one does in float64. The order is that of the medians;
-of backends within 5 % of each other, the one comes first that comes first by default. The eager backend comes last
-however quick it is, `linear` apart: it builds labels, scores or states in full, which the others never hold.
+of backends within 5 % of each other, the one comes first that comes first by default. The eager backend of an
+operation for training comes last however quick it is, `linear` apart: it builds labels, scores or states in full,
+which the others never hold.
 
 The table goes to the folder of native builds (AMAGO_KERNELS_CACHE), from where later processes take it.
 """
@@ -163,7 +164,7 @@ class Tuner:
             calls, self.device, rounds=self.rounds, sample=_SECONDS.get(self.device.type, 0.01)
         )
         medians = {name: round(statistics.median(x) * 1e6, 2) for name, x in times.items()}
-        return ranked(medians, last=None if operation == "linear" else "eager")
+        return ranked(medians, last=None if operation in (*STEPS, "linear") else "eager")
 
     def _is_right(self, example: Example, backend: str) -> bool:
         """Whether the backend passes the first sample call in the dtype of the example; asked once."""

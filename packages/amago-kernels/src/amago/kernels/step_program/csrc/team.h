@@ -2,32 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace amago {
 
-// The time between the beginnings of steps, averaged; a pause of the whole loop does not count for more than ten times
-// the average.
-class Average {
-public:
-    void clear() { count_ = 0; }
-    void add(double seconds) {
-        if (++count_ <= kIgnored) return;  // threads wake up, caches fill
-        const int64_t known = count_ - kIgnored;
-        mean_ = known == 1 ? seconds : mean_ + (std::min(seconds, 10 * mean_) - mean_) / std::min<int64_t>(known, 32);
-    }
-    double mean() const { return mean_; }
-    int64_t count() const { return count_; }
-
-private:
-    static constexpr int64_t kIgnored = 4;
-    int64_t count_ = 0;
-    double mean_ = 0;
-};
-
 // A helper makes a step shorter, but it is slow to come where another process wants its core, and while it waits for
 // the next step it keeps that core from the environments. So both ways are tried, and the whole loop around the steps
 // is timed, not the steps alone. Both give the same bits.
+//
+// Steps come in blocks. The first blocks are done both ways in turn; later ones in the way that proved quicker, with a
+// block of the other way now and then. A block is compared with the one before it, for the loop's own speed changes
+// with its episodes, and many such pairs are averaged, for a single one says little.
 class Team {
 public:
     // At the beginning of a step: whether to do it together.
@@ -39,26 +25,45 @@ public:
 
 private:
     void note(double seconds) {
-        (together_ ? shared_ : alone_).add(seconds);
-        if (!together_) {
-            if (alone_.count() >= pause_) change(true);
-        } else if (shared_.count() >= kTrial || hopeless()) {
-            const bool worth_it = shared_.mean() < 0.98 * alone_.mean();
-            pause_ = worth_it ? kTrial : std::min<int64_t>(4 * pause_, 1 << 16);
-            if (!worth_it || shared_.count() >= kTerm) change(false);
-        }
-    }
-    bool hopeless() const { return shared_.count() >= kTrial / 4 && shared_.mean() > 1.5 * alone_.mean(); }
-    void change(bool together) {
-        together_ = together;
-        (together ? shared_ : alone_).clear();
+        if (++steps_ <= kIgnored) return;  // threads wake up, caches fill
+        // A pause of the whole loop, or one very long step, says nothing about either way.
+        total_ += previous_ > 0 ? std::min(seconds, 10 * previous_) : seconds;
+        const double mean = total_ / (steps_ - kIgnored);
+        const bool hopeless = changed_ && together_ && steps_ >= kBlock / 4 && mean > 2 * previous_;
+        if (steps_ < kBlock && !hopeless) return;
+        if (changed_ && previous_ > 0) learn(std::log(together_ ? mean / previous_ : previous_ / mean), hopeless);
+        previous_ = mean;
+        steps_ = 0;
+        total_ = 0;
+        choose();
     }
 
-    static constexpr int64_t kTrial = 64, kTerm = 4096;  // steps; after a term doing it alone is timed anew
-    bool together_ = false;
-    int64_t pause_ = kTrial;
-    double began_ = 0;  // seconds
-    Average alone_, shared_;
+    // Takes in the logarithm of the time together over the time alone.
+    void learn(double ratio, bool hopeless) {
+        const bool quicker = worth_it();
+        gain_ += (ratio - gain_) / std::min<int64_t>(++pairs_, kPairs);
+        if (worth_it() != quicker) pause_ = kPause;
+        else if (pairs_ > kPairs) pause_ = std::min(pause_ * (hopeless ? 8 : 2), kLongest);
+    }
+
+    // The way of the next block.
+    void choose() {
+        const bool before = together_;
+        if (pairs_ < kPairs) together_ = !together_;
+        else if (together_ != worth_it()) together_ = !together_, blocks_ = 0;  // after a trial, or a change of mind
+        else if (++blocks_ >= pause_) together_ = !together_;
+        changed_ = together_ != before;
+    }
+
+    bool worth_it() const { return gain_ < -0.01; }
+
+    static constexpr int64_t kBlock = 32, kIgnored = 4;             // steps
+    static constexpr int64_t kPairs = 8;                            // pairs of blocks
+    static constexpr int64_t kPause = 16, kLongest = 2048;          // blocks between two trials
+    bool together_ = false, changed_ = false;
+    int64_t steps_ = 0, blocks_ = 0, pairs_ = 0, pause_ = kPause;
+    double began_ = 0, total_ = 0, previous_ = 0;  // seconds; `previous_` is the mean of the block before
+    double gain_ = 0;
 };
 
 }  // namespace amago
