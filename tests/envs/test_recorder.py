@@ -247,6 +247,13 @@ def test_files_are_written_in_every_format_and_counted(tmp_path, save_as):
     assert [parse_filename(path).file_id for path in written] == [f"00a{i:05x}" for i in range(len(written))]
 
 
+def test_writers_of_one_id_that_began_at_other_numbers_share_a_folder(recorders, tmp_path):
+    for number in (0, 40_000):
+        record(recorders(tmp_path, first_number=number), 0, 50)
+    mine = in_order(record_slowly(0, 50, 8.0))
+    assert_same(read(tmp_path), in_order(mine + mine))
+
+
 def test_frames_are_counted_by_the_name_of_their_episode(recorders, tmp_path):
     recorder = recorders(tmp_path)
     record(recorder, 0, 100)

@@ -32,8 +32,8 @@ def trajectory_filename(env_name: str, writer_id: str | int, sequence_number: in
         env_name: any string; underscores, path separators and control characters are removed, because names hold
             exactly two underscores and are one part of a path.
         writer_id: three hex digits, or an integer in [0, 4096).
-        sequence_number: number of files that the writer wrote before, at least 0. It wraps at 2^20; the time keeps
-            names apart from there on.
+        sequence_number: at least 0, counting the writer's files up. It wraps at 2^20; the time keeps names apart
+            from there on.
         time: seconds since 1970; whole seconds are kept.
 
     Raises:

@@ -115,11 +115,13 @@ def build_recorder(
     save_to: Path | None,
     *,
     writer_id: str | None = None,
+    first_number: int = 0,
 ) -> TrajectoryRecorder | None:
     """Writes the training trajectories; None if the dataset keeps none.
 
     Args:
         writer_id: see `TrajectoryRecorder`; None draws one.
+        first_number: see there.
     """
     if save_to is None:
         return None
@@ -132,6 +134,7 @@ def build_recorder(
         stagger=arguments.stagger_traj_file_lengths,
         rng=streams.recorder(),
         writer_id=writer_id,
+        first_number=first_number,
         on_written=None if arguments.dataset is None else arguments.dataset.note_written,
     )
 

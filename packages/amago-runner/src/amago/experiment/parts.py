@@ -81,7 +81,10 @@ class ExperimentParts(ExperimentArguments):
         first_writer = self.processes.share(secrets.randbelow(4096 - self.processes.count))
         writer_id = f"{first_writer + self.processes.rank:03x}"
         save_to = self.dataset.save_new_trajs_to
-        self._recorder = build_recorder(self, self._streams, save_to, writer_id=writer_id)
+        first_number = secrets.randbelow(1 << 16)  # of 2^20; runs that drew the same writer still differ
+        self._recorder = build_recorder(
+            self, self._streams, save_to, writer_id=writer_id, first_number=first_number
+        )
         self._spaces = spaces_of(train_envs)
         self._train_envs = train_envs
 

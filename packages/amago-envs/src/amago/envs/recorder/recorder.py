@@ -43,6 +43,8 @@ class TrajectoryRecorder:
         rng: for those draws.
         writer_id: three hex digits that tell writers of one folder apart in file names; None draws them from
             the operating system.
+        first_number: of the writer's files, from 0 to 2^20 - 1. Writers that may have drawn the same id draw this
+            too, for else they would give files of one second the same names.
         on_written: called with the path of each file, in the writing thread, when the file is whole. If it
             raises, that counts as a failed write, and the file is written again.
 
@@ -61,6 +63,7 @@ class TrajectoryRecorder:
         stagger: bool = True,
         rng: np.random.Generator,
         writer_id: str | None = None,
+        first_number: int = 0,
         on_written: Callable[[Path], None] | None = None,
     ) -> None:
         if save_as not in SAVE_FORMATS:
@@ -72,8 +75,8 @@ class TrajectoryRecorder:
         self._writer_id = (
             f"{int.from_bytes(os.urandom(2), 'big') % 4096:03x}" if writer_id is None else writer_id
         )
-        trajectory_filename("check", self._writer_id, 0, 0.0)
-        self._sequence_number = 0
+        self._sequence_number = first_number
+        trajectory_filename("check", self._writer_id, first_number, 0.0)
         self._frames: dict[str, int] = {}
         self._names: Sequence[str] = ()
         self._steps_of_names = 0

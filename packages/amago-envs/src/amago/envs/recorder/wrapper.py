@@ -59,6 +59,8 @@ class SequenceWrapper(ForwardingWrapper):
             save_len=math.inf,
             max_seq_len=1,
             rng=self._rng,
+            # Dozens of these may share a folder, and then two have probably drawn the same writer_id.
+            first_number=int(self._rng.integers(1 << 20)),
         )
         if save_every is not None:
             self.recorder.piece_length = PieceLength(*save_every)
