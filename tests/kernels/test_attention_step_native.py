@@ -145,6 +145,15 @@ def test_threads_change_nothing_and_the_cache_may_be_part_of_something():
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
+def test_a_row_of_a_negative_length_is_refused_and_nothing_is_written():
+    cache = kernels.RingCache.empty(3, 4, 2, 8)
+    cache.lengths[1] = -2
+    with pytest.raises(ValueError, match="lengths must be at least 0, but row 1 has -2"):
+        kernels.attention_step(*torch.ones(3, 3, 1, 2, 8), cache, backend="cpp")
+    assert not cache.keys.any()
+    assert not cache.values.any()
+
+
 def test_logits_of_ten_thousand_choose_the_greatest():
     cache = kernels.RingCache.empty(1, 3, 1, 2)
     for t, key in enumerate((1.0, 3.0, 2.0)):

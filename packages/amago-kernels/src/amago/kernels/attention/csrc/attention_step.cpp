@@ -10,6 +10,7 @@
 #include <pybind11/stl.h>
 
 #include <limits>
+#include <stdexcept>
 #include <string>
 
 #include "numbers.h"
@@ -295,8 +296,12 @@ void attend(const Step<A>& step, int64_t b, int64_t first, int64_t last, const S
 template <int DIM, class T, class A>
 void run(const Step<A>& step, const Sizes& sizes, const Options& options, int threads) {
     std::vector<int64_t> before(sizes.rows + 1);  // slots of the rows before each
-    for (int64_t b = 0; b < sizes.rows; ++b)
+    for (int64_t b = 0; b < sizes.rows; ++b) {
+        if (step.lengths[b] < 0)  // would be a slot outside the ring
+            throw std::invalid_argument("the cache's lengths must be at least 0, but row " + std::to_string(b) +
+                                        " has " + std::to_string(step.lengths[b]));
         before[b + 1] = before[b] + Visible(step.lengths[b], sizes.slots, options).count();
+    }
     amago::parallel_rows(before.back(), 2 * sizes.heads * sizes.dim, threads, [&](int64_t begin, int64_t end) {
         Scratch<A> scratch(sizes, options);
         const auto head_at = [&](int64_t b, int64_t slot) {
