@@ -259,19 +259,44 @@ def test_any_number_of_threads_gives_the_same_bits(rows):
     agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, d_ff=40), "box")
     inputs = make_inputs(agent, rows, torch.zeros(rows, dtype=torch.int64))
     before = torch.get_num_threads()
-    actions = []
+    actions: list[list[torch.Tensor]] = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             hidden = agent.init_hidden_state(rows, "cpu")
-            for _ in range(80):  # the first ones are done by one thread, to know what that takes
-                last, hidden = agent.get_actions(*inputs, hidden, sample=False)
-            actions.append(last)
+            actions.append([])
+            for _ in range(80):  # by one thread and by all of them, in turn
+                action, hidden = agent.get_actions(*inputs, hidden, sample=False)
+                actions[-1].append(action)
     finally:
         torch.set_num_threads(before)
     assert agent._step_policy.steps == 240
-    assert torch.equal(actions[0], actions[1])
-    assert torch.equal(actions[0], actions[2])
+    alone, by_two, by_three = (torch.stack(each) for each in actions)
+    assert torch.equal(alone, by_two)
+    assert torch.equal(alone, by_three)
+
+
+def test_a_layer_that_is_added_acts():
+    agent = make_agent(partial(FFTrajEncoder, d_model=32, n_layers=1), "box")
+    inputs = make_inputs(agent, 3, torch.zeros(3, dtype=torch.int64))
+    before, _ = agent.get_actions(*inputs, sample=False)
+    blocks = agent.traj_encoder.traj_blocks
+    blocks.append(blocks[0])
+    got, _ = agent.get_actions(*inputs, sample=False)
+    expected, _ = by_modules(agent, *inputs, sample=False)
+    torch.testing.assert_close(got, expected)
+    assert not torch.equal(got, before)
+
+
+def test_a_ring_of_negative_length_is_refused():
+    agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, d_ff=40))
+    inputs = make_inputs(agent, 2, torch.zeros(2, dtype=torch.int64))
+    _, hidden = agent.get_actions(*inputs, agent.init_hidden_state(2, "cpu"), sample=False)
+    hidden.seq_lens[1] = -1
+    before = hidden.key_cache.data.clone()
+    with pytest.raises(ValueError, match="at least 0"):
+        agent.get_actions(*inputs, hidden, sample=False)
+    assert torch.equal(hidden.key_cache.data, before)
 
 
 @pytest.mark.parametrize("actor", [Actor, ResidualActor])

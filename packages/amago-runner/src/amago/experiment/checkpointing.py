@@ -26,7 +26,7 @@ class CheckpointedExperiment(ExperimentParts):
         self._require_started("save_checkpoint()")
         assert self.dataset is not None
         rollout, epoch = self._train_rollout, self.counters.epoch
-        if self._recorder is not None and rollout is not None and rollout.started:
+        if self._recorder is not None:  # also after a rollout that was interrupted
             self._recorder.cut()
             self._recorder.flush()
         self._reset_due = True

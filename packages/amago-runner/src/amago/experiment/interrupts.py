@@ -31,16 +31,17 @@ class InterruptGate:
     def watching(self) -> Iterator[None]:
         """Takes over interrupts in this block; closing the gate has no effect outside of one."""
         handle = signal.getsignal(signal.SIGINT)
+        if handle == self._interrupt:  # an interrupt kept an earlier block from restoring it
+            handle = self._handle
         if not callable(handle) or threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._handle = handle
-        signal.signal(signal.SIGINT, self._interrupt)
+        self._handle, self._waiting = handle, False
         try:
+            signal.signal(signal.SIGINT, self._interrupt)
             yield
         finally:
             signal.signal(signal.SIGINT, handle)
-            self._handle = None
 
     def __enter__(self) -> None:
         self._closed = True
@@ -48,12 +49,12 @@ class InterruptGate:
     def __exit__(self, *exc: object) -> None:
         self._closed = False
         if self._waiting:
-            self._waiting = False
-            if self._handle is not None:
-                self._handle(signal.SIGINT, None)
+            self._interrupt(signal.SIGINT, None)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._closed and not self._waiting:
             self._waiting = True
-        elif self._handle is not None:
-            self._handle(number, frame)
+        else:
+            self._waiting = False
+            if self._handle is not None:
+                self._handle(number, frame)

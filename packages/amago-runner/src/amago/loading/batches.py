@@ -6,6 +6,8 @@ batches in order, so that the batches do not depend on the number of workers.
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from amago.agent.batch import Batch
+from amago.envs.vector.processes import interrupts_waiting
 from amago.kernels.memory import keep_freed_memory
 from amago.loading.dataset import RLDataset
 from amago.loading.packing import PackedBatches, pinned_memory, private_memory, shared_memory
@@ -121,9 +124,8 @@ class BatchLoader:
         if not self.dataset.workers_can_persist:
             self.close()
         if self._loader is None:
-            if (
-                self.device.type != "cuda"
-            ):  # there batches go on to pinned memory, which is used again as well
+            # Elsewhere a copy may still read a slot when its batch is let go; for CUDA there is pinned memory.
+            if self.device.type == "cpu":
                 state = free_slots(self.workers)
                 self._batches.slots, self._received = state, ReceivedSlots(state)
             self._loader = DataLoader(
@@ -140,7 +142,9 @@ class BatchLoader:
                 worker_init_fn=_start_worker,
                 multiprocessing_context=self.mp_context,
             )
-        self._running = iter(self._loader)
+        # Workers start here, the first time; an interrupt that met a fork would be lost.
+        with interrupts_waiting(multiprocessing.get_context(self.mp_context)):
+            self._running = iter(self._loader)
         for message in self._running:
             yield from self._unpacked(message)
 
@@ -219,6 +223,10 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
+    # Ctrl-C reaches the whole process group; the main process decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     info = get_worker_info()
     assert info is not None
     keep_freed_memory()  # windows of one size are read again and again

@@ -43,8 +43,10 @@ class Quarantine:
         self._forgiven.add(file)
         try:
             return len(load_trajectory(Path(file.path))) < 1
-        except (OSError, CorruptTrajectoryError):
+        except CorruptTrajectoryError:
             return True
+        except OSError as again:
+            return again.errno in ERRORS_OF_BAD_FILES
 
     def take(self, path: Path, reason: str, *, may_move: bool) -> None:
         """Warns about a file that is no trajectory, and moves it here if this process may."""

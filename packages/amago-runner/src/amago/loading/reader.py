@@ -158,7 +158,7 @@ class TrajReader:
         """Raises CorruptTrajectoryError for a file that cannot share a batch with the many before it."""
         if self._usual is None or not self._of_usual:
             self._usual = spec
-        if spec is self._usual:
+        if spec is self._usual or spec == self._usual:
             if len(self._of_usual) < USUAL_FILES:
                 self._of_usual.add(path)
         elif len(self._of_usual) >= USUAL_FILES:

@@ -60,7 +60,7 @@ class SequenceWrapper(ForwardingWrapper):
             max_seq_len=1,
             rng=self._rng,
             # Dozens of these may share a folder, and then two have probably drawn the same writer_id.
-            first_number=int(self._rng.integers(1 << 20)),
+            first_number=int(self._rng.integers(1 << 16)),
         )
         if save_every is not None:
             self.recorder.piece_length = PieceLength(*save_every)

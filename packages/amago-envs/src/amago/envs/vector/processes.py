@@ -114,6 +114,8 @@ def _is_still_there(process: BaseProcess) -> bool:
     """Whether no other process can have its number: it runs, or it is a child that nobody has waited for."""
     if not has_ended(process, 0.0):
         return True
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return False
     assert process.pid is not None
     try:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -5,6 +5,7 @@ Shapes: B rows, W slots of the ring cache, H heads, D head dimension.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,7 @@ class StepProgram(Operations):
     _numbers: list[int] = field(default_factory=list)
     _tables: list[Tensor] = field(default_factory=list)
     _positions: int = 0
+    _filling: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _done: int = 0
     _undrawable: int = 0
 
@@ -141,14 +143,15 @@ class StepProgram(Operations):
         )
 
     def _fill_tables(self, positions: int) -> None:
-        tables = []
-        for number, record in zip(self._numbers, self._records, strict=True):
-            if record.table is not None:
-                table = record.table(positions).detach().to(torch.float32).contiguous()
-                self._set(number, table, None)
-                tables.append(table)
-        self._tables = tables  # the program reads them where they lie
-        self._positions = positions
+        with self._filling:  # of several threads, one after the other, and never less than there was
+            positions, tables = max(positions, self._positions), []
+            for number, record in zip(self._numbers, self._records, strict=True):
+                if record.table is not None:
+                    table = record.table(positions).detach().to(torch.float32).contiguous()
+                    self._set(number, table, None)
+                    tables.append(table)
+            self._tables = tables  # the program reads them where they lie
+            self._positions = positions
 
     def run(
         self,

@@ -79,6 +79,7 @@ class Builder:
         for hooks in ("_forward_hooks", "_forward_pre_hooks"):
             self._no_hooks(attributes[hooks], name)
         for holder in ("_modules", "_parameters", "_buffers"):
+            self.watch.size(attributes[holder])  # what is added
             for key in attributes[holder]:
                 self.watch.entry(attributes[holder], key)
         if module.training:

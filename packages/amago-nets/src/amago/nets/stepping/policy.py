@@ -8,6 +8,7 @@ Shapes: B rows, A width of the action representation, P parameters of the action
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,7 @@ class StepPolicy:
         self._parts: tuple[Any, ...] = ()
         self._optimizer_steps = -1
         self._given: _Given | None = None
+        self._one_at_a_time = threading.Lock()  # threads may act with one agent
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepPolicy:
         return StepPolicy()
@@ -137,7 +139,8 @@ class StepPolicy:
             or not wanted()
         ):
             return None
-        made = self._up_to_date(parts)
+        with self._one_at_a_time:
+            made = self._up_to_date(parts)
         if made is None:
             return None
         taken = made.memory.take(rl2s.shape[0], hidden_state)
@@ -186,6 +189,7 @@ class StepPolicy:
         except NotTranslatedError as error:
             self.reason = str(error)
             self._watch.weights_changed()
+            self._optimizer_steps = OPTIMIZER_STEPS.count
             return
         builder.program.build()
         self._made = _Made(builder.program, inputs, memory, ending)

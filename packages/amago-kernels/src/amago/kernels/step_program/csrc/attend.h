@@ -23,7 +23,7 @@ public:
         : qkv_(qkv), out_(out), layer_(layer), heads_(heads), dim_(dim), width_(heads * dim), options_(options) {}
 
     void run(const Step& step, const Tile& tile) const override {
-        const int64_t room = (step.slots + options_.sink + kLanes - 1) / kLanes * kLanes;
+        const int64_t room = (step.slots + kLanes - 1) / kLanes * kLanes;
         std::vector<int64_t> slots(room);
         Numbers query, weights, shares;
         query.assign(width_ + kLanes, 0.0f);

@@ -65,6 +65,9 @@ public:
                 if (const int64_t position = step.positions[row * step.position_stride];
                     position < 0 || position >= table)
                     return position < 0 ? kNegative : position;
+        if (lengths)  // a negative one would be a slot outside the ring
+            for (int64_t row = 0; row < step.batch; ++row)
+                if (lengths[row] < 0) return kNegative;
         std::atomic<bool> undrawable{false};
         step.undrawable = &undrawable;
         const int64_t useful = std::max<int64_t>(1, step.batch / kRowsPerThread);
@@ -87,7 +90,8 @@ public:
     }
 
     // Seconds that each operation has taken since the first call, in runs by one thread.
-    const std::vector<double>& profile() {
+    std::vector<double> profile() {
+        const std::lock_guard alone(one_at_a_time_);
         seconds_.resize(operations_.size());
         return seconds_;
     }

@@ -26,13 +26,16 @@ public:
 private:
     void note(double seconds) {
         if (++steps_ <= kIgnored) return;  // threads wake up, caches fill
-        // A pause of the whole loop, or one very long step, says nothing about either way.
-        total_ += previous_ > 0 ? std::min(seconds, 10 * previous_) : seconds;
+        // A pause of the whole loop says nothing about either way: it counts as three usual steps.
+        const int64_t before = steps_ - kIgnored - 1;
+        const double usual = previous_ > 0 ? previous_ : before > 0 ? total_ / before : seconds;
+        total_ += std::min(seconds, 3 * usual);
         const double mean = total_ / (steps_ - kIgnored);
         const bool hopeless = changed_ && together_ && steps_ >= kBlock / 4 && mean > 2 * previous_;
-        if (steps_ < kBlock && !hopeless) return;
+        if (steps_ < length_ && !hopeless) return;
         if (changed_ && previous_ > 0) learn(std::log(together_ ? mean / previous_ : previous_ / mean), hopeless);
         previous_ = mean;
+        length_ = kBlock + (length_ + 5) % 11;  // not in step with what the loop does at regular intervals
         steps_ = 0;
         total_ = 0;
         choose();
@@ -40,10 +43,10 @@ private:
 
     // Takes in the logarithm of the time together over the time alone.
     void learn(double ratio, bool hopeless) {
-        const bool quicker = worth_it();
-        gain_ += (ratio - gain_) / std::min<int64_t>(++pairs_, kPairs);
+        const bool quicker = worth_it(), trial = together_ != quicker;
+        gain_ += (std::clamp(ratio, -0.5, 0.5) - gain_) / std::min<int64_t>(++pairs_, kPairs);
         if (worth_it() != quicker) pause_ = kPause;
-        else if (pairs_ > kPairs) pause_ = std::min(pause_ * (hopeless ? 8 : 2), kLongest);
+        else if (pairs_ > kPairs && trial) pause_ = std::min(pause_ * (hopeless ? 8 : 2), kLongest);
     }
 
     // The way of the next block.
@@ -57,11 +60,11 @@ private:
 
     bool worth_it() const { return gain_ < -0.01; }
 
-    static constexpr int64_t kBlock = 32, kIgnored = 4;             // steps
-    static constexpr int64_t kPairs = 8;                            // pairs of blocks
-    static constexpr int64_t kPause = 16, kLongest = 2048;          // blocks between two trials
+    static constexpr int64_t kBlock = 32, kIgnored = 4;     // steps; blocks are a little longer
+    static constexpr int64_t kPairs = 8;                    // pairs of blocks
+    static constexpr int64_t kPause = 16, kLongest = 1024;  // blocks between two trials
     bool together_ = false, changed_ = false;
-    int64_t steps_ = 0, blocks_ = 0, pairs_ = 0, pause_ = kPause;
+    int64_t steps_ = 0, length_ = kBlock, blocks_ = 0, pairs_ = 0, pause_ = kPause;
     double began_ = 0, total_ = 0, previous_ = 0;  // seconds; `previous_` is the mean of the block before
     double gain_ = 0;
 };
