@@ -1,8 +1,8 @@
 """Which implementation of an operation runs, and why another one cannot.
 
 An operation is a public function with several implementations ("backends"). `backend=None` or "auto" takes
-the fastest one that supports the call, where speed was measured (`measured`) on such a device for calls of such
-a size (`shape_classes`), and otherwise the first; a backend that is asked for by name runs or raises with the
+the first one that supports the call, in the order of speed where it was measured (`measured`) on such a device for
+calls of such a size (`shape_classes`), but eager last in training, and otherwise in the default order; a backend that is asked for by name runs or raises with the
 reasons why not: nothing falls back silently from an explicit request.
 """
 

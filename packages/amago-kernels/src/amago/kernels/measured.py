@@ -8,7 +8,7 @@ one of the package's. A table of another format, or one that cannot be read, is 
       "microseconds": {"two_hot_mean": {"small single": {"cpp": 20.5, "torch": 61.2}}}}]}
 
 The order in which a row names backends is the order in which they are tried: the fastest first, but of those
-within a few percent of each other the one that comes first by default.
+within a few percent of each other the one that comes first by default, and "eager" last in training.
 """
 
 from __future__ import annotations
