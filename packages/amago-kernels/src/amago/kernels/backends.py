@@ -1,9 +1,9 @@
 """Which implementation of an operation runs, and why another one cannot.
 
 An operation is a public function with several implementations ("backends"). `backend=None` or "auto" takes
-the first one that supports the call, by speed where that was measured (`measured`) on such a device for
-calls of such a size (`shape_classes`), but eager last in training, and otherwise in the default order; a backend that is asked for by name runs or raises with the
-reasons why not: nothing falls back silently from an explicit request.
+the first one that supports the call, by speed where that was measured (`measured`) on such a device for calls of
+such a size (`shape_classes`), eager last in training, and otherwise in the default order. A backend that is
+asked for by name runs or raises with the reasons why not: nothing falls back silently from an explicit request.
 """
 
 from __future__ import annotations
