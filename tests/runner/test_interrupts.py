@@ -1,10 +1,13 @@
 """Ctrl-C in the middle of a rollout: no step is recorded by half, and what goes on afterwards begins anew."""
 
+import itertools
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +19,7 @@ from amago.agent import Agent
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import make_vector_env
-from amago.experiment import Experiment
+from amago.experiment import Experiment, interrupts
 from amago.experiment.interrupts import InterruptGate
 from amago.experiment.rollout import Rollout
 from amago.hindsight import FrozenTraj, load_trajectory
@@ -178,6 +181,89 @@ def test_whoever_handled_interrupts_before_does_so_afterwards():
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT] * 2
+
+
+class InterruptAt:
+    """Interrupts before those of the gate's own instructions that have these numbers."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers, self.count, self.sent = numbers, 0, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "InterruptAt | None":
+        if frame.f_code.co_filename != interrupts.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self.count += 1
+            if self.count in self.numbers:
+                self.sent += 1
+                interrupt()
+        return self
+
+
+def interrupted_at(*numbers: int, within: bool = False) -> tuple[InterruptGate, InterruptAt, int]:
+    """A gate that was closed twice under such interrupts, `within` it one more; how many came through."""
+    gate, tracer, heard = InterruptGate(), InterruptAt(*numbers), 0
+    sys.settrace(tracer)
+    try:
+        with gate.watching():
+            with gate:
+                if within:
+                    interrupt()
+            with gate:
+                pass
+    except KeyboardInterrupt:
+        heard += 1
+    finally:
+        sys.settrace(None)
+    return gate, tracer, heard
+
+
+def check_next_block(gate: InterruptGate) -> None:
+    """The gate holds an interrupt back where it is closed, and nowhere else, and puts back who heard it before."""
+    done = []
+    with pytest.raises(KeyboardInterrupt), gate.watching():
+        with gate:
+            done.append("closed")
+        done.append("opened without an interrupt")
+        with gate:
+            interrupt()
+            done.append("held back")
+        done.append("lost")
+    with pytest.raises(KeyboardInterrupt), gate.watching():
+        interrupt()
+        done.append("held back by an open gate")
+    assert done == ["closed", "opened without an interrupt", "held back"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_at_whatever_instruction_of_the_gate_an_interrupt_comes_it_is_heard_and_the_next_block_works(within):
+    for number in itertools.count(1):
+        gate, tracer, heard = interrupted_at(number, within=within)
+        assert heard == bool(tracer.sent or within)
+        check_next_block(gate)
+        if not tracer.sent:
+            break
+    assert number > 50
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_two_interrupts_at_any_instructions_leave_a_gate_that_works(within):
+    _, uninterrupted, _ = interrupted_at()
+    for first in range(1, uninterrupted.count + 1):
+        for second in range(first + 1, uninterrupted.count + 40):
+            gate, _, heard = interrupted_at(first, second, within=within)
+            assert heard == 1
+            check_next_block(gate)
+
+
+def test_an_interrupt_that_waited_when_its_block_ended_does_not_come_in_the_next_one():
+    gate = InterruptGate()
+    with gate.watching():
+        gate.__enter__()  # never opened, as several interrupts in a row may leave it
+        interrupt()
+    check_next_block(gate)
 
 
 def test_an_experiment_that_cannot_write_its_last_episodes_ends_its_workers_all_the_same(

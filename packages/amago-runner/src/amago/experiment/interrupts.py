@@ -36,7 +36,8 @@ class InterruptGate:
         if not callable(handle) or threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._handle, self._waiting = handle, False
+        # Interrupts that met the gate's own instructions may have left it closed.
+        self._handle, self._waiting, self._closed = handle, False, False
         try:
             signal.signal(signal.SIGINT, self._interrupt)
             yield
