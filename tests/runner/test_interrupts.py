@@ -222,17 +222,25 @@ def interrupted_at(*numbers: int, within: bool = False) -> tuple[InterruptGate, 
 def check_next_block(gate: InterruptGate) -> None:
     """The gate holds an interrupt back where it is closed, and nowhere else, and puts back who heard it before."""
     done = []
-    with pytest.raises(KeyboardInterrupt), gate.watching():
-        with gate:
-            done.append("closed")
-        done.append("opened without an interrupt")
-        with gate:
+
+    def interrupted_while_closed() -> None:
+        with gate.watching():
+            with gate:
+                done.append("closed")
+            done.append("opened without an interrupt")
+            with gate:
+                interrupt()
+                done.append("held back")
+            done.append("lost")
+
+    def interrupted_while_open() -> None:
+        with gate.watching():
             interrupt()
-            done.append("held back")
-        done.append("lost")
-    with pytest.raises(KeyboardInterrupt), gate.watching():
-        interrupt()
-        done.append("held back by an open gate")
+            done.append("held back by an open gate")
+
+    for block in (interrupted_while_closed, interrupted_while_open):
+        with pytest.raises(KeyboardInterrupt):
+            block()
     assert done == ["closed", "opened without an interrupt", "held back"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
