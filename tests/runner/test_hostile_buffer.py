@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import struct
 import threading
 import tracemalloc
@@ -190,6 +191,16 @@ def test_a_buffer_of_files_that_do_not_go_together_is_an_error_and_stays(
     assert len(list(dataset.fifo.path.iterdir())) == 8
 
 
+def test_a_reader_that_was_sent_to_another_process_goes_on_with_the_same_arrays(tmp_path, fill) -> None:
+    reader = reading.TrajReader(1 << 20)
+    known = fill(tmp_path, reading.USUAL_FILES + 1)
+    assert [reader.length(str(path)) for path in known] == [5] * len(known)
+    copy = pickle.loads(pickle.dumps(reader))
+    of_new_lengths = fill(tmp_path, 3, first=100, transitions=[7, 8, 9])
+    assert [copy.length(str(path)) for path in of_new_lengths] == [7, 8, 9]
+    assert len(copy.whole(str(known[0]))) == 5
+
+
 def test_looser_dtypes_of_other_programs_are_no_strays(make_dataset, fill, make_traj, numbers) -> None:
     dataset = make_dataset(items=800)
     fill(dataset.fifo.path, reading.USUAL_FILES + 1)
@@ -302,5 +313,25 @@ def test_a_file_that_is_whole_at_a_second_look_is_not_thrown_out(make_dataset, f
     paths = fill(dataset.fifo.path, 3)
     dataset._drawer.reader = SeesHalf(0, {str(path) for path in paths})
     assert numbers(dataset) == {0, 1, 2}
+    assert not dataset._drawer.reader.half
+    assert not dataset.quarantine.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EMFILE])
+def test_a_file_that_cannot_be_opened_for_its_second_look_is_not_condemned(
+    make_dataset, fill, numbers, monkeypatch, little_patience, code
+) -> None:
+    dataset = make_dataset()
+    path = fill(dataset.fifo.path, 1)[0]
+    dataset.set_epoch(0)
+    dataset._drawer.reader = SeesHalf(0, {str(path)})
+    with monkeypatch.context() as outage:
+
+        def refused(path: str) -> None:
+            outage.undo()
+            raise OSError(code, os.strerror(code), path)
+
+        outage.setattr("amago.hindsight.layout.open_regular", refused)
+        assert numbers(dataset) == {0}
     assert not dataset._drawer.reader.half
     assert not dataset.quarantine.exists()

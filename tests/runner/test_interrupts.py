@@ -19,7 +19,7 @@ from amago.agent import Agent
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import make_vector_env
-from amago.experiment import Experiment, interrupts
+from amago.experiment import Callback, Experiment, interrupts
 from amago.experiment.interrupts import InterruptGate
 from amago.experiment.rollout import Rollout
 from amago.hindsight import FrozenTraj, load_trajectory
@@ -287,3 +287,34 @@ def test_an_experiment_that_cannot_write_its_last_episodes_ends_its_workers_all_
     with pytest.warns(UserWarning, match="are lost"), pytest.raises(TrajectoryWriteError):
         experiment.close()
     assert multiprocessing.active_children() == before
+
+
+class InterruptsAtStep(Callback):
+    """Interrupts a rollout of the training environments after so many of its steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps_left = steps
+
+    def on_rollout_step(self, experiment: Experiment, section: str, env_steps: int) -> None:
+        self.steps_left -= section == "train"
+        if self.steps_left == 0:
+            interrupt()
+
+
+def test_a_checkpoint_after_an_interrupted_rollout_holds_what_was_collected(
+    make_experiment: Callable[..., Experiment],
+) -> None:
+    experiment = make_experiment(callbacks=[InterruptsAtStep(4)])
+    experiment.start()
+    with pytest.raises(KeyboardInterrupt):
+        experiment.collect_new_training_data()
+    assert experiment._recorder is not None
+    assert experiment._recorder.unsaved_frames > 0
+    experiment.save_checkpoint()
+    assert experiment._recorder.unsaved_frames == 0
+    assert experiment.dataset is not None
+    files = experiment.dataset.state_dict()["fifo"]["files"]
+    assert len(files) == experiment.parallel_actors
+    folder = experiment.dataset.save_new_trajs_to
+    assert folder is not None
+    assert [len(load_trajectory(folder / name)) for name in files] == [4] * len(files)
