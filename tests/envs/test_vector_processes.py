@@ -22,6 +22,7 @@ import pytest
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.envs.vector import EnvWorkerError, make_vector_env
+from amago.envs.vector.processes import has_ended, kill_with_children
 
 METHODS = ["fork", "spawn"]
 
@@ -80,6 +81,89 @@ def test_processes_that_environments_leave_behind_end_with_their_worker(then):
     env.close()
     assert not is_held_open(reading, 5.0)
     os.close(reading)
+
+
+# Systems that know less than this one
+
+waitid = os.waitid
+
+
+@pytest.fixture(params=["Linux", "macOS"])
+def system(request, monkeypatch) -> str:
+    """As this system is, and without what macOS lacks before Python 3.13."""
+    if request.param == "macOS":
+        monkeypatch.delattr(os, "waitid")
+        monkeypatch.delattr(os, "pidfd_open")
+    return request.param
+
+
+@pytest.fixture(params=["forked", "started"])
+def leader(request):
+    """A process with a child in a group of their own, as workers are, and a pipe that both hold open.
+
+    A child that was forked also holds open what tells of its parent's end; one that was started does not.
+    """
+
+    def lead() -> None:
+        os.setpgid(0, 0)
+        if request.param == "forked":
+            os.fork()
+        else:
+            sleeper = "import os, signal, sys; os.write(int(sys.argv[1]), b'x'); signal.pause()"
+            subprocess.Popen([sys.executable, "-c", sleeper, str(writing)], pass_fds=[writing])
+        os.write(writing, b"x")
+        signal.pause()
+
+    reading, writing = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=lead)
+    process.start()
+    os.close(writing)
+    assert os.read(reading, 1) + os.read(reading, 1) == b"xx"
+    yield request.param, process, reading
+    if is_held_open(reading, 0.0):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not is_held_open(reading, 5.0)
+    os.close(reading)
+    process.join()
+
+
+def test_whether_a_process_has_ended_is_told_everywhere(leader, system):
+    child, process, _ = leader
+    assert not has_ended(process, 0.0)
+    os.kill(process.pid, signal.SIGKILL)
+    waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert has_ended(process, 0.5) == (system == "Linux" or child == "started")
+    os.waitpid(process.pid, 0)
+    assert has_ended(process, 0.0)
+
+
+def test_a_worker_that_runs_is_killed_with_its_children_everywhere(leader, system):
+    _, process, reading = leader
+    kill_with_children(process)
+    assert not is_held_open(reading, 5.0)
+    process.join()
+
+
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_a_group_whose_number_may_be_that_of_another_process_by_now_is_left_alone(leader, system, waited_for):
+    """Of a worker that has ended this is known only while nobody has waited for it, and not on every system."""
+    child, process, reading = leader
+    os.kill(process.pid, signal.SIGKILL)
+    waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    if waited_for:
+        os.waitpid(process.pid, 0)
+    kill_with_children(process)
+    is_unsure = system == "macOS" and child == "started"
+    assert is_held_open(reading, 0.5) == (waited_for or is_unsure)
+
+
+def test_vector_environments_close_everywhere(system):
+    before = multiprocessing.active_children()
+    env = make_vector_env([lambda: AMAGOEnv(MetaFrozenLake(3), "lake")] * 3, env_mode="async")
+    env.reset()
+    env.step(np.zeros((3, 1), np.int64))
+    env.close()
+    assert multiprocessing.active_children() == before
 
 
 class LeavesAProcess(MetaFrozenLake):

@@ -89,6 +89,8 @@ def end_workers(
 def has_ended(process: BaseProcess, seconds: float) -> bool:
     """Whether a process ends within so many seconds; its exit code and its number are kept."""
     assert process.pid is not None
+    if _was_waited_for(process.pid):
+        return True
     ends: list[int] = [process.sentinel]
     # The sentinel alone is not enough: a process that the worker forked holds a copy of its other end.
     with contextlib.suppress(AttributeError, OSError):  # not on Linux, or gone
@@ -98,6 +100,17 @@ def has_ended(process: BaseProcess, seconds: float) -> bool:
     finally:
         for descriptor in ends[1:]:
             os.close(descriptor)
+
+
+def _was_waited_for(pid: int) -> bool:
+    """Whether there is no process of that number any more; its children may still hold its sentinel open."""
+    if not hasattr(os, "killpg"):  # on Windows, where os.kill ends processes whatever the signal
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):  # no process has the number, or another's has it by now
+        return True
+    return False
 
 
 def kill_with_children(process: BaseProcess) -> None:
