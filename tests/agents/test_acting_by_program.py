@@ -23,6 +23,7 @@ from amago import kernels
 from amago.agent import Agent, MultiTaskAgent
 from amago.nets.actor_critic import Actor, ResidualActor
 from amago.nets.policy_dists import GMM, Beta, Discrete
+from amago.nets.stepping import Builder
 from amago.nets.traj_encoders import (
     FFTrajEncoder,
     GRUTrajEncoder,
@@ -697,3 +698,40 @@ def test_rows_that_lie_apart_are_read_where_they_lie():
     every_second = ({key: x[::2] for key, x in obs.items()}, rl2s[::2], time[::2])
     got = agent.get_actions(*every_second, sample=False)[0]
     torch.testing.assert_close(got, agent.get_actions(obs, rl2s, time, sample=False)[0][::2])
+
+
+class Counted(Builder):
+    """Counts how often a translation begins."""
+
+    begun = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counted.begun += 1
+
+
+def test_what_cannot_be_translated_is_tried_again_only_after_it_has_changed(monkeypatch) -> None:
+    monkeypatch.setattr("amago.nets.stepping.policy.Builder", Counted)
+    monkeypatch.setattr(Counted, "begun", 0)
+    agent = make_agent(partial(FFTrajEncoder, d_model=16))
+    hook = agent.actor.register_forward_hook(lambda *_: None)
+
+    def steps(count: int) -> int:
+        """Takes steps; how many translations they began."""
+        before, hidden = Counted.begun, agent.init_hidden_state(ROWS, torch.device("cpu"))
+        for time in range(count):
+            inputs = make_inputs(agent, ROWS, torch.full((ROWS,), time))
+            _, hidden = agent.get_actions(*inputs, hidden_state=hidden)
+        return Counted.begun - before
+
+    assert steps(1) == 1
+    assert steps(5) == 0
+    assert agent._step_policy.reason is not None
+    assert "hooks" in agent._step_policy.reason
+    with torch.no_grad():
+        next(agent.actor.parameters()).mul_(1.5)
+    assert steps(5) <= 1  # a hook cannot go away with a weight, but other reasons may
+    hook.remove()
+    assert steps(5) == 1
+    assert agent._step_policy.steps == 5
+    assert agent._step_policy.reason is None
