@@ -113,6 +113,10 @@ def test_steps_equal_the_whole_sequence_within_the_cache(backend, options):
         torch.testing.assert_close(step[:, 0], whole[:, t], atol=1e-5, rtol=1e-4)
 
 
+def same_parity(b, h, q_idx, kv_idx):
+    return (q_idx - kv_idx) % 2 == 0
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_full_ring_attends_to_the_last_steps_of_every_row(backend):
     q, k, v = random_qkv(length=11, seed=5)
@@ -130,6 +134,34 @@ def test_a_full_ring_attends_to_the_last_steps_of_every_row(backend):
             history = [x[row : row + 1, first : t + 1] for x in (q, k, v)]
             expected = reference(*history)[0, -1]
             torch.testing.assert_close(out[row, 0].double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("filler", [math.nan, math.inf])
+@pytest.mark.parametrize("options", [{}, {"window": 1, "sink": 1}, {"mask_mod": same_parity}], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_not_finite_in_slots_of_an_episode_before_stays_there(backend, options, filler):
+    """The rows are new, in the middle of the ring, and beyond it; what their episodes hold is not touched."""
+    step = kernels.flex_attention_step if "mask_mod" in options else kernels.attention_step
+    lengths = torch.tensor([0, 2, 9])
+    past = torch.randn(2, 3, 4, 3, 8, generator=torch.Generator().manual_seed(0))
+    unused = (torch.arange(4) > lengths.unsqueeze(1))[..., None, None]
+    clean, spoiled = (kernels.RingCache(*past.masked_fill(unused, x), lengths) for x in (0.0, filler))
+    qkv = random_qkv(rows=3, length=1, seed=1)
+    with torch.no_grad():
+        out, wanted = (step(*qkv, cache, backend=backend, **options) for cache in (spoiled, clean))
+    assert torch.equal(out, wanted)
+    assert torch.equal(spoiled.values[~unused.expand_as(past[0])], clean.values[~unused.expand_as(past[0])])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_no_number_in_an_episode_is_no_number_in_its_row_alone(backend):
+    cache = kernels.RingCache.empty(2, 4, 3, 8)
+    cache.lengths += 2
+    cache.values[1, 1, 0, 0] = math.nan
+    out = kernels.attention_step(*random_qkv(length=1), cache, backend=backend)
+    assert not out[0].isnan().any()
+    assert out[1, 0, 0, 0].isnan()
+    assert cache.values[1, 1, 0, 0].isnan()
 
 
 def test_sinks_of_a_full_ring_are_the_first_steps_it_remembers():

@@ -13,6 +13,7 @@ import torch
 
 from amago import kernels
 from amago.kernels.attention import cuda_step
+from amago.kernels.attention.step_gpu import GpuStep
 from amago.kernels.attention.step_plan import StepOptions
 from amago.kernels.native import ATTENTION_STEP_CUDA
 
@@ -128,6 +129,32 @@ def test_scores_of_ten_thousand_choose_the_greatest(on_cpu):
         out = step(on_cpu, k * 1e4 / size, k, torch.full_like(k, float(t)), cache, scale=1.0)
         cache.advance()
     assert (out == 1.0).all()
+
+
+def test_rows_of_a_negative_length_count_as_new_and_write_nowhere_else(on_cpu):
+    memory = torch.full((2, 3, 4, 2, 16), 5.0)
+    lengths = torch.tensor([-1, -(2**40)])
+    cache = kernels.RingCache(*memory[:, 1:], lengths)  # what lies before the ring is there to be hit
+    q, k, v = torch.randn(3, 2, 1, 2, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(step(on_cpu, q, k, v, cache), v)
+    assert torch.equal(cache.keys[:, 0], k[:, 0])
+    assert torch.equal(cache.values[:, 0], v[:, 0])
+    assert (memory[:, 0] == 5.0).all()
+    assert (memory[:, 1:, 1:] == 5.0).all()
+
+
+def test_a_cache_that_begins_between_sixteen_bytes_is_refused(on_cpu):
+    memory = torch.zeros(2, 1 * 4 * 2 * 16 + 2)
+    aligned, shifted = (memory[:, first : first + 128].view(2, 1, 4, 2, 16) for first in (0, 1))
+    x, lengths = torch.zeros(1, 1, 2, 16), torch.zeros(1, dtype=torch.int64)
+    refusal = "16 does not divide"
+    for keys, values in ((shifted[0], aligned[0]), (aligned[0], shifted[0])):
+        cache = kernels.RingCache(keys, values, lengths)
+        assert any(refusal in reason for reason in GpuStep("cuda").unsupported(x, x, x, cache))
+        with pytest.raises(ValueError, match=f"begin at an address that {refusal}: clone them"):
+            step(on_cpu, x, x, x, cache)
+    cache = kernels.RingCache(aligned[0], aligned[0], lengths)
+    assert not any(refusal in reason for reason in GpuStep("cuda").unsupported(x, x, x, cache))
 
 
 def test_nvcc_builds_the_module_for_two_kinds_of_gpu(build_for_two_gpus):

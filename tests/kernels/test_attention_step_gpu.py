@@ -148,6 +148,31 @@ def test_triton_and_cuda_follow_a_rollout_with_resets(backend):
 
 
 @on_gpu
+def test_triton_and_cuda_count_rows_of_a_negative_length_as_new_and_write_nowhere_else(backend):
+    memory = torch.full((2, 3, 4, 2, 16), 5.0, device=DEVICE)
+    lengths = torch.tensor([-1, -(2**40)], device=DEVICE)
+    cache = kernels.RingCache(*memory[:, 1:], lengths)  # what lies before the ring is there to be hit
+    q, k, v = packed_qkv(2, 2, 16)
+    torch.testing.assert_close(kernels.attention_step(q, k, v, cache, backend=backend), v)
+    assert torch.equal(cache.values[:, 0], v[:, 0])
+    assert (memory[:, 0] == 5.0).all()
+    assert (memory[:, 1:, 1:] == 5.0).all()
+
+
+@on_gpu
+def test_triton_takes_a_cache_that_begins_anywhere_and_cuda_says_why_not(backend):
+    memory = normal(2, 4 * 2 * 16 + 1)[:, 1:].view(2, 1, 4, 2, 16)
+    x, lengths = normal(1, 1, 2, 16), torch.tensor([2], device=DEVICE)
+    caches = [kernels.RingCache(*memory.clone(), lengths), kernels.RingCache(*memory, lengths)]
+    if backend == "cuda":
+        with pytest.raises(RuntimeError, match="begins at an address that 16 does not divide"):
+            kernels.attention_step(x, x, x, caches[1], backend=backend)
+        return
+    ours, other = (kernels.attention_step(x, x, x, cache, backend=backend) for cache in caches)
+    torch.testing.assert_close(ours, other)
+
+
+@on_gpu
 def test_triton_and_cuda_take_no_rows_and_refuse_gradients(backend):
     cache = kernels.RingCache.empty(0, 4, 2, 16, device=DEVICE)
     empty = torch.empty(0, 1, 2, 16, device=DEVICE)

@@ -19,7 +19,8 @@ class RingCache:
         keys: (B, W, H, D).
         values: (B, W, H, D).
         lengths: (B,) int64 of at least 0, steps taken by each row since it was reset. The layers of a model may
-            share this tensor: `attention_step` does not move it, `advance` does.
+            share this tensor: `attention_step` does not move it, `advance` does. Negative ones are an error,
+            which the backend "cpp" raises; the others write inside the ring all the same.
     """
 
     keys: Tensor
@@ -57,6 +58,7 @@ class RingCache:
     def reset(self, rows: Tensor) -> None:
         """Forgets the given rows (indices or a bool mask (B,)): what their slots hold is never seen again.
 
-        The backends "eager" and "sdpa" multiply it by 0, so there it has to be finite; the others do not read it.
+        The backends "eager" and "sdpa" multiply it by 0, so on a GPU, where they cannot look without waiting,
+        it has to be finite for them; the others do not read it.
         """
         self.lengths[rows] = 0

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from amago.kernels.attention.step_plan import StepOptions, groups_of_heads, splits_of_slots
+from amago.kernels.attention.step_plan import StepOptions, begins_at_sixteen, groups_of_heads, splits_of_slots
 from amago.kernels.native import ATTENTION_STEP_CUDA, DTYPES
 
 _THREADS, _AHEAD = 256, 4  # of a block; slots that one of its lanes has under way
@@ -40,7 +40,14 @@ def launch(
     options: StepOptions,
     stream: int,
 ) -> None:
-    """Runs the kernels of `module` on a stream of the current device; arguments as in `step`."""
+    """Runs the kernels of `module` on a stream of the current device; arguments as in `step`.
+
+    Raises:
+        ValueError: for a cache that 16 bytes cannot be read from at once; only compiled calls come here with one.
+    """
+    for name, x in (("keys", keys), ("values", values)):
+        if not begins_at_sixteen(x):
+            raise ValueError(f"the cache's {name} begin at an address that 16 does not divide: clone them")
     rows, size, heads, dim = keys.shape
     cached = DTYPES[keys.dtype]
     most = module.most_heads(dim, cached)

@@ -25,7 +25,7 @@ from amago.kernels.attention.mods import (
     step_mask_of,
 )
 from amago.kernels.attention.reference import visible, zero_padding
-from amago.kernels.attention.step import fused_step, mix, places, scores_of, write
+from amago.kernels.attention.step import fused_step, mix, places, scores_of, without_remains, write
 from amago.kernels.precision import accumulation_dtype
 
 
@@ -116,7 +116,8 @@ def step(
     seen = seen.unsqueeze(1)
     if mask_mod is not None:
         seen = seen & step_mask_of(mask_mod, q.shape[2], now, slots)
-    return mix(_weights(scores, seen, 0.0, cache.values.dtype), cache.values).to(q.dtype)
+    weights = _weights(scores, seen, 0.0, cache.values.dtype)
+    return without_remains(lambda: mix(weights, cache.values), cache).to(q.dtype)
 
 
 def sdpa_step(

@@ -9,6 +9,8 @@ Shapes: B rows, W slots of the cache, H heads, D head dimension.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +80,24 @@ def mix(weights: Tensor, values: Tensor) -> Tensor:
     return mixed.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(1)
 
 
+def without_remains(attend: Callable[[], Tensor], cache: RingCache) -> Tensor:
+    """`attend()`, whatever an episode before left in slots that the new one has not reached.
+
+    It is weighed with 0 there, and 0 times what is not finite is no number. That shows in the output: then these
+    slots are set to 0, and it is computed again. To keep them out of every product would copy the cache at each
+    step. On a GPU nobody looks, for that would wait for it, nor where gradients or a compiler follow.
+    """
+    out = attend()
+    if out.device.type != "cpu" or out.requires_grad or torch.compiler.is_compiling():
+        return out
+    if math.isfinite(out.sum().item()):
+        return out
+    unused = torch.arange(cache.window) > cache.lengths.unsqueeze(1)  # (B, W)
+    for x in (cache.keys, cache.values):
+        x.masked_fill_(unused[..., None, None], 0.0)
+    return attend()
+
+
 def rotated(
     q: Tensor, k: Tensor, rotary_base: float | None, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -108,13 +128,17 @@ def eager_step(
     scores = scores_of(q.to(cache.keys.dtype), cache.keys) * scale  # (B, H, W)
     sinks = None if sinks is None else sinks.unsqueeze(1)
     weights = weights_of(bias_and_clip(scores, sinks, sink_bias, logit_clip), seen.unsqueeze(1))
-    return mix(weights, cache.values).to(q.dtype)
+    return without_remains(lambda: mix(weights, cache.values), cache).to(q.dtype)
 
 
 def fused_step(q: Tensor, cache: RingCache, seen: Tensor, scale: float) -> Tensor:
     """torch's fused attention of one query per row to the slots in `seen`, bool broadcastable to (B, H, 1, W)."""
-    out = fused(q.to(cache.keys.dtype), cache.keys, cache.values, attn_mask=seen, scale=scale)
-    return out.to(q.dtype)  # (B, 1, H, D)
+    query = q.to(cache.keys.dtype)
+
+    def attend() -> Tensor:
+        return fused(query, cache.keys, cache.values, attn_mask=seen, scale=scale)
+
+    return without_remains(attend, cache).to(q.dtype)  # (B, 1, H, D)
 
 
 def sdpa_step(

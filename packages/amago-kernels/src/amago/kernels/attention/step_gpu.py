@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amago.kernels import triton_runtime
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.step_plan import StepOptions
+from amago.kernels.attention.step_plan import StepOptions, begins_at_sixteen
 from amago.kernels.precision import needs_gradient
 
 MAX_HEAD_DIM = 128
@@ -132,4 +132,6 @@ def _not_in_sixteens(cache: RingCache) -> list[str]:
             return [
                 f"the heads of the cache do not lie in pieces of {numbers} numbers: {tuple(x.shape)}, {x.stride()}"
             ]
+        if not torch.compiler.is_compiling() and not begins_at_sixteen(x):  # a compiler knows no addresses
+            return [f"the cache begins at an address that 16 does not divide, {x.data_ptr():#x}"]
     return []

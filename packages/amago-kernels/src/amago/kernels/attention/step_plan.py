@@ -36,6 +36,11 @@ class StepOptions:
         return size if self.window is None else min(size, self.window + 1 + self.sink)
 
 
+def begins_at_sixteen(x: torch.Tensor) -> bool:
+    """Whether 16 bytes can be read at once where x begins: the address is a multiple of 16."""
+    return x.data_ptr() % 16 == 0
+
+
 def groups_of_heads(heads: int, most: int) -> int:
     """How many neighbouring heads one block takes: a power of two that divides H, at most `most` (one as well)."""
     return math.gcd(heads, most)

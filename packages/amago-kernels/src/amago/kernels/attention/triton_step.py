@@ -83,7 +83,7 @@ def _ring(
     row, first_head = (group // (heads // G)).to(tl.int64), group % (heads // G) * G
     head, feature, lane = first_head + tl.arange(0, G), tl.arange(0, P), tl.arange(0, S)
     head = head.to(tl.int64)
-    length = tl.load(lengths + row)
+    length = tl.maximum(tl.load(lengths + row), 0)  # a negative one would be a slot outside the ring
     current, now = (length % size).to(tl.int32), tl.minimum(length, size - 1).to(tl.int32)
     oldest = (current - now + size) % size  # slot of what is remembered as position 0
     query = _rotated(q, row, head, feature, q0, q2, q3, positions, base, D, NEW_UNIT) * scale
