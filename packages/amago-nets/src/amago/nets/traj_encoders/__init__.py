@@ -2,7 +2,7 @@
 
 Chosen by name from a registry that user code can add to: "identity", "ff" (no memory), "rnn" (GRU),
 "transformer" and "mamba". Hidden states of all of them, and of yours, are moved, saved and restored by the
-functions of `hidden_state`.
+functions of `hidden_state`, and divided among groups of rows by those of `hidden_rows`.
 """
 
 from amago.nets.traj_encoders.base import (
@@ -13,6 +13,11 @@ from amago.nets.traj_encoders.base import (
 )
 from amago.nets.traj_encoders.ff import FFTrajEncoder
 from amago.nets.traj_encoders.gru import GRUTrajEncoder
+from amago.nets.traj_encoders.hidden_rows import (
+    hidden_row_axes,
+    join_hidden_states,
+    split_hidden_state,
+)
 from amago.nets.traj_encoders.hidden_state import (
     hidden_state_dict,
     load_hidden_state,
@@ -33,11 +38,14 @@ __all__ = [
     "TformerTrajEncoder",
     "TrajEncoder",
     "get_traj_encoder_cls",
+    "hidden_row_axes",
     "hidden_state_dict",
+    "join_hidden_states",
     "list_registered_traj_encoders",
     "load_hidden_state",
     "map_hidden_state",
     "move_hidden_state",
     "register_traj_encoder",
     "reset_rows",
+    "split_hidden_state",
 ]
