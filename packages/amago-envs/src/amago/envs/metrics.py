@@ -3,7 +3,7 @@
 Any number in `info` whose key begins with `AMAGO_ENV_LOG_PREFIX` is logged as `Average {metric} in {env}`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,39 @@ def _as_number(key: str, value: Any) -> float:
         return float(np.asarray(value).item())
     except (TypeError, ValueError) as error:
         raise TypeError(f"info[{key!r}] is {value!r}; a logged metric must be one number") from error
+
+
+class StepCounts:
+    """Counts steps by environment name, each time the names change: doing it per step would cost a loop over rows.
+
+    Args:
+        totals: what is counted into, {name: steps}.
+    """
+
+    def __init__(self, totals: dict[str, int]) -> None:
+        self.totals = totals
+        self._names: Sequence[str] = ()
+        self._steps = 0
+
+    def add(self, names: Sequence[str]) -> bool:
+        """Counts a step of every row; whether the names are another list, which is how they change."""
+        changed = names is not self._names
+        if changed:
+            self.settle()
+            self._names = names
+        self._steps += 1
+        return changed
+
+    def settle(self) -> None:
+        """Brings the totals up to date."""
+        if self._steps:
+            for name in self._names:
+                self.totals[name] = self.totals.get(name, 0) + self._steps
+            self._steps = 0
+
+    def take_back(self, name: str) -> None:
+        """One step that was counted under `name` was none."""
+        self.totals[name] = self.totals.get(name, 0) - 1
 
 
 class ReturnHistory:

@@ -1,7 +1,8 @@
 """The steps of all rows whose piece of an episode is not written yet, in a few arrays (time, row, ...).
 
 A step is a handful of copies of whole batches, whatever the number of rows; a row is only looked at when its
-piece ends. Memory is that of the longest unfinished piece, times the rows, at most doubled twice.
+piece ends. Where rows are stepped in two parts, one of them may be a step ahead of the other. Memory is that of
+the longest unfinished piece, times the rows, at most doubled twice.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from amago.hindsight.timestep import Array
 from amago.hindsight.trajectory import FrozenTraj
 
 FIRST_CAPACITY = 64
+NONE_AHEAD = slice(0, 0)
 
 
 class UnfinishedPieces:
@@ -35,31 +37,67 @@ class UnfinishedPieces:
         self._starts = np.zeros(num_rows, np.int64)  # slot of each piece's first timestep
         self._first_rl2s = np.empty((num_rows, rl2_width), np.float32)
         self._now = 0  # slot of the current timestep
+        self._ahead = NONE_AHEAD  # rows whose current timestep is one slot further
         self.restart_all(inputs)
 
     def restart_all(self, inputs: PolicyInput) -> None:
         """Forgets everything; every row begins a piece with the timestep `inputs`."""
         self._now = 0
-        self._write_timestep(inputs)
+        self._ahead = NONE_AHEAD
+        self._write_timestep(inputs, 0)
         self._starts[:] = 0
         self._first_rl2s[:] = inputs.rl2s
 
-    def add(self, step: VectorStep) -> None:
-        """Appends one transition and the timestep after it to every row."""
-        now = self._now
-        transition = self._rewards_actions[now]
+    def add(self, step: VectorStep, rows: slice | None = None) -> None:
+        """Appends one transition and the timestep after it to every row, or to `rows`, which `step` is of.
+
+        Raises:
+            RuntimeError: if some rows are a step ahead and `rows` are not the others.
+            ValueError: if `rows` are neither the first ones nor the last ones.
+        """
+        now, in_step = self._now, self.in_step
+        if rows is not None or not in_step:
+            self._check_turn(rows)
+        here = now if rows is None else (now, rows)
+        transition = self._rewards_actions[here]
         transition[:, 0] = step.rewards
         transition[:, 1:] = step.actions
-        self._terminated[now] = step.terminated
+        self._terminated[here] = step.terminated
         if now + 1 == self._capacity:
             self._make_room()
-        self._now += 1
-        self._write_timestep(step.inputs)
+            now = self._now
+        self._write_timestep(step.inputs, now + 1 if rows is None else (now + 1, rows))
+        if in_step and rows is not None and rows != slice(0, len(self._starts)):
+            self._ahead = rows
+        else:
+            self._now, self._ahead = now + 1, NONE_AHEAD
 
-    def _write_timestep(self, inputs: PolicyInput) -> None:
+    def _check_turn(self, rows: slice | None) -> None:
+        ahead, num_rows = self._ahead, len(self._starts)
+        if self.in_step:
+            if rows is not None and rows.start > 0 and rows.stop < num_rows:
+                raise ValueError(
+                    f"rows are {rows}, must be the first or the last ones of {num_rows}: there are two parts"
+                )
+        elif rows != (slice(0, ahead.start) if ahead.start else slice(ahead.stop, num_rows)):
+            raise RuntimeError(
+                f"rows {ahead.start} to {ahead.stop - 1} of {num_rows} are a step ahead: add the step of the "
+                f"others first, not that of {'all rows' if rows is None else rows}"
+            )
+
+    @property
+    def in_step(self) -> bool:
+        """Whether no rows are ahead of others."""
+        return self._ahead is NONE_AHEAD
+
+    def _slot(self, row: int) -> int:
+        """Of the current timestep of a row."""
+        return self._now + (self._ahead.start <= row < self._ahead.stop)
+
+    def _write_timestep(self, inputs: PolicyInput, here: int | tuple[int, slice]) -> None:
         for key, array in inputs.obs.items():
-            self._obs[key][self._now] = array
-        self._time_idxs[self._now] = inputs.time_idxs
+            self._obs[key][here] = array
+        self._time_idxs[here] = inputs.time_idxs
 
     def _make_room(self) -> None:
         """Moves the unfinished pieces to the front, into larger arrays if they fill more than half."""
@@ -87,44 +125,47 @@ class UnfinishedPieces:
     def lengths(self) -> Array:
         """(N,) transitions in each row's piece."""
         lengths: Array = self._now - self._starts
+        lengths[self._ahead] += 1
         return lengths
 
     def begin_episodes(self, rows: Array) -> None:
         """Lets the pieces of `rows` begin with their current timestep, the first of an episode."""
         # One by one: indexing by arrays lets go of the interpreter, which the writing thread may then take.
         for row in rows.tolist():
-            self._starts[row] = self._now
+            self._starts[row] = self._slot(row)
             self._first_rl2s[row] = 0.0
 
     def continue_episodes(self, rows: Array) -> None:
         """Lets the pieces of `rows` begin with their current timestep, the last of the piece before."""
-        self._starts[rows] = self._now
-        self._first_rl2s[rows] = self._rewards_actions[self._now - 1, rows]
+        slots = self._starts[rows] + self.lengths[rows]
+        self._starts[rows] = slots
+        self._first_rl2s[rows] = self._rewards_actions[slots - 1, rows]
 
     def replace_current(self, row: int, inputs: PolicyInput) -> None:
         """Lets the piece of `row`, which has no transition yet, begin with another timestep."""
-        assert self._starts[row] == self._now
+        now = self._slot(row)
+        assert self._starts[row] == now
         for key, array in inputs.obs.items():
-            self._obs[key][self._now, row] = array[row]
-        self._time_idxs[self._now, row] = inputs.time_idxs[row]
+            self._obs[key][now, row] = array[row]
+        self._time_idxs[now, row] = inputs.time_idxs[row]
         self._first_rl2s[row] = inputs.rl2s[row]
 
     def piece(self, row: int) -> FrozenTraj:
         """The piece of `row` up to its current timestep, in memory of its own."""
-        start, now = int(self._starts[row]), self._now
+        start, now = int(self._starts[row]), self._slot(row)
         return self._freeze(
             row,
             obs={key: array[start : now + 1, row].copy() for key, array in self._obs.items()},
             time_idxs=self._time_idxs[start : now + 1, row].copy(),
         )
 
-    def finished_pieces(self, step: VectorStep) -> Iterator[tuple[int, FrozenTraj]]:
-        """(row, piece) of every row whose episode ended in `step`; the piece ends with its final observation.
+    def finished_pieces(self, step: VectorStep, rows: Array) -> Iterator[tuple[int, FrozenTraj]]:
+        """(row, piece) of the `rows` whose episodes ended in `step`; a piece ends with its final observation.
 
         The current timestep of those rows already belongs to the next episode.
         """
-        for k, row in enumerate(step.done_rows.tolist()):
-            start, now = int(self._starts[row]), self._now
+        for k, row in enumerate(rows.tolist()):
+            start, now = int(self._starts[row]), self._slot(row)
             obs = {}
             for key, array in self._obs.items():
                 obs[key] = np.empty((now + 1 - start, *array.shape[2:]), array.dtype)
@@ -136,7 +177,7 @@ class UnfinishedPieces:
             yield row, self._freeze(row, obs, time_idxs)
 
     def _freeze(self, row: int, obs: dict[str, Array], time_idxs: Array) -> FrozenTraj:
-        start, now = int(self._starts[row]), self._now
+        start, now = int(self._starts[row]), self._slot(row)
         rl2s = np.empty((now + 1 - start, self._first_rl2s.shape[1]), np.float32)
         rl2s[0] = self._first_rl2s[row]
         rl2s[1:] = self._rewards_actions[start:now, row]

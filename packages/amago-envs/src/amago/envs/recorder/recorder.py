@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from amago.envs.metrics import StepCounts
 from amago.envs.recorder.lengths import PieceLength
 from amago.envs.recorder.pieces import UnfinishedPieces
 from amago.envs.recorder.writer import TrajectoryWriter
@@ -78,8 +79,8 @@ class TrajectoryRecorder:
         self._sequence_number = first_number
         trajectory_filename("check", self._writer_id, first_number, 0.0)
         self._frames: dict[str, int] = {}
-        self._names: Sequence[str] = ()
-        self._steps_of_names = 0
+        self._counts: dict[tuple[int, int] | None, StepCounts] = {}  # by part, None for steps of all rows
+        self._names: list[str] = []
         self._pieces: UnfinishedPieces | None = None
         self._limits = np.zeros(num_envs, np.int64)
         self._steps = 0
@@ -108,7 +109,7 @@ class TrajectoryRecorder:
         if self._writer is None:
             return
         self.cut()
-        self._set_names(env_names)
+        self._names = list(env_names)
         if self._pieces is None:
             self._pieces = UnfinishedPieces(inputs)
         else:
@@ -116,39 +117,58 @@ class TrajectoryRecorder:
         self._limits = self.piece_length.draw(self._rng, self.num_envs)
         self._due = 0
 
-    def add(self, step: VectorStep) -> None:
-        """Records one step of all rows.
+    def add(self, step: VectorStep, rows: slice | None = None) -> None:
+        """Records one step of all rows, or of a part of them.
+
+        Args:
+            step: what the vector environment returned.
+            rows: those that `step` is of, with start and stop, where the environments are stepped in two parts;
+                each part in turn, so that none is ever more than a step ahead.
 
         Raises:
-            RuntimeError: if `begin` was not called before.
+            RuntimeError: if `begin` was not called before, or another part's step is due.
             TrajectoryWriteError: if a file could not be written since the last call.
         """
-        if step.env_names is not self._names:
-            self._set_names(step.env_names)
-        self._steps_of_names += 1
-        self.total_frames += self.num_envs - len(step.reset_rows)
-        for row in step.reset_rows.tolist():
-            self._frames[step.env_names[row]] = self._frames.get(step.env_names[row], 0) - 1
-        if self._writer is None:
-            return
         pieces = self._pieces
-        if pieces is None:
-            raise RuntimeError(
-                "add was called before begin: pass the vector environment's reset to begin first"
-            )
-        pieces.add(step)
+        if self._writer is not None:
+            if pieces is None:
+                raise RuntimeError(
+                    "add was called before begin: pass the vector environment's reset to begin first"
+                )
+            pieces.add(step, rows)
+        self._count(step, rows)
+        if self._writer is None or pieces is None:
+            return
+        first_row = 0 if rows is None else rows.start
         if step.reset_rows.size:
             # Their episode begins here: what was added for them is no transition.
-            pieces.begin_episodes(step.reset_rows)
+            pieces.begin_episodes(step.reset_rows + first_row)
         if step.done_rows.size:
-            for row, piece in pieces.finished_pieces(step):
+            done_rows = step.done_rows + first_row
+            for row, piece in pieces.finished_pieces(step, done_rows):
                 self._hand_over(piece, row)
-            pieces.begin_episodes(step.done_rows)
-            self._draw_limits(step.done_rows)
-        self._steps += 1
-        if self._steps >= self._due:
-            self._cut_long_pieces(pieces)
+            pieces.begin_episodes(done_rows)
+            self._draw_limits(done_rows)
+        if pieces.in_step:
+            self._steps += 1
+            if self._steps >= self._due:
+                self._cut_long_pieces(pieces)
         self._writer.raise_failure()
+
+    def _count(self, step: VectorStep, rows: slice | None) -> None:
+        """Counts a step's frames and notes the names of its rows."""
+        part = None if rows is None else (rows.start, rows.stop)
+        counts = self._counts.get(part)
+        if counts is None:
+            counts = self._counts[part] = StepCounts(self._frames)
+        if counts.add(step.env_names):
+            if rows is None:
+                self._names = step.env_names
+            else:
+                self._names = [*self._names[: rows.start], *step.env_names, *self._names[rows.stop :]]
+        self.total_frames += len(step.rewards) - len(step.reset_rows)
+        for row in step.reset_rows.tolist():
+            counts.take_back(step.env_names[row])
 
     def _cut_long_pieces(self, pieces: UnfinishedPieces) -> None:
         rows = np.flatnonzero(pieces.lengths >= self._limits)
@@ -216,19 +236,9 @@ class TrajectoryRecorder:
     @property
     def frames_by_env_name(self) -> dict[str, int]:
         """Transitions recorded under each environment name."""
-        self._settle_names()
+        for counts in self._counts.values():
+            counts.settle()
         return dict(self._frames)
-
-    def _set_names(self, names: Sequence[str]) -> None:
-        self._settle_names()
-        self._names = names
-
-    def _settle_names(self) -> None:
-        """Counts the steps since the names last changed, which costs a loop over all rows."""
-        if self._steps_of_names:
-            for name in self._names:
-                self._frames[name] = self._frames.get(name, 0) + self._steps_of_names
-            self._steps_of_names = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, the number of the next file and the random state, all JSON-able.
@@ -246,7 +256,7 @@ class TrajectoryRecorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` gave; raises KeyError if an entry is missing."""
         self.total_frames = int(state["total_frames"])
-        self._steps_of_names = 0
+        self._counts.clear()
         self._frames = {str(name): int(count) for name, count in state["frames_by_env_name"].items()}
         self._writer_id = str(state["writer_id"])
         self._sequence_number = int(state["sequence_number"])

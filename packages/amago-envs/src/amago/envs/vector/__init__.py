@@ -5,18 +5,20 @@
 - `group`: steps a few environments and writes their rows
 - `self_resetting`: what is special about environments that reset themselves
 - `hanging`: workers that do not answer
-- `base`, `sync`, `async_env`, `worker`, `processes`: the vector environments and the worker processes
+- `base`, `sync`, `async_env`: the vector environments
+- `workers`, `worker`, `processes`: the worker processes, seen from outside and from inside
 - `factory`: chooses between them
 """
 
 from amago.envs.vector.async_env import AsyncVectorEnv
 from amago.envs.vector.factory import make_vector_env
 from amago.envs.vector.sync import SyncVectorEnv
-from amago.envs.vector.types import EnvWorkerError, PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector.types import EnvWorkerError, PartedVectorEnv, PolicyInput, VectorEnv, VectorStep
 
 __all__ = [
     "AsyncVectorEnv",
     "EnvWorkerError",
+    "PartedVectorEnv",
     "PolicyInput",
     "SyncVectorEnv",
     "VectorEnv",

@@ -17,6 +17,31 @@ def rows_that_are(true: Array) -> Array:
     return np.flatnonzero(true) if np.count_nonzero(true) else NO_ROWS
 
 
+class Part:
+    """Consecutive rows that can be stepped without the others, and how their steps are read.
+
+    Args:
+        rows: which ones.
+        arrays: of all rows.
+    """
+
+    def __init__(self, rows: slice, arrays: StepArrays) -> None:
+        self.rows = rows
+        self.arrays = arrays.rows(rows.start, rows.stop)
+        self.inputs = self.arrays.policy_input()
+        self._all_names: list[str] = []
+        self._names: list[str] = []
+
+    def names(self, all_names: list[str]) -> list[str]:
+        """The names of these rows: the same list as before unless one of them has changed."""
+        if all_names is not self._all_names:
+            self._all_names = all_names
+            names = all_names[self.rows]
+            if names != self._names:
+                self._names = names
+        return self._names
+
+
 class BufferedVectorEnv:
     """The main process's side of a vector environment; subclasses let the environments fill the arrays.
 
@@ -64,17 +89,22 @@ class BufferedVectorEnv:
         if self._closed:
             raise RuntimeError("the vector environment is closed: make a new one")
 
-    def _check_actions(self, actions: Array) -> None:
-        """Raises unless `actions` fit the action space's shape and kind and the environments were reset."""
+    def _check_actions(self, actions: Array, expected: Array | None = None) -> None:
+        """Raises unless `actions` fit the rows that they are for and the environments were reset.
+
+        Args:
+            expected: where they will be written; by default those of all rows.
+        """
         self._check_open()
         if not self._was_reset:
             raise RuntimeError("step was called before the first reset: call reset() first")
-        expected = self._arrays.policy_actions
+        if expected is None:
+            expected = self._arrays.policy_actions
         actions = np.asarray(actions)
         if actions.shape != expected.shape:
             raise ValueError(
                 f"actions have shape {actions.shape}, expected {expected.shape} "
-                f"({self.num_envs} rows of {self.action_space})"
+                f"({len(expected)} rows of {self.action_space})"
             )
         if (
             expected.dtype.kind == "i"
@@ -85,15 +115,23 @@ class BufferedVectorEnv:
                 f"actions of {self.action_space} must be whole numbers, got dtype {actions.dtype}"
             )
 
-    def _read_step(self, notes: Sequence[tuple[int, StepNotes]]) -> VectorStep:
-        """The step that the environments have just written; notes come with the first row of their group."""
-        arrays = self._arrays
+    def _read_step(self, notes: Sequence[tuple[int, StepNotes]], part: Part | None = None) -> VectorStep:
+        """The step that the environments of all rows, or of a part, have just written.
+
+        Args:
+            notes: each with the first row of its group, among all rows.
+            part: the step is of its rows alone.
+        """
+        if part is None:
+            arrays, inputs, offset = self._arrays, self._inputs, 0
+        else:
+            arrays, inputs, offset = part.arrays, part.inputs, part.rows.start
         metrics: list[tuple[int, dict[str, float]]] = []
         if notes:
             for first_row, note in notes:
-                metrics += [(first_row + row, found) for row, found in note.metrics]
+                metrics += [(first_row - offset + row, found) for row, found in note.metrics]
             self._rename([(first_row, note.names_in_step) for first_row, note in notes])
-        names = self.env_names
+        names = self.env_names if part is None else part.names(self.env_names)
         if notes:
             self._rename([(first_row, note.names_after_reset) for first_row, note in notes])
         done_rows = rows_that_are(arrays.terminated | arrays.truncated)
@@ -103,7 +141,7 @@ class BufferedVectorEnv:
         else:
             final_obs, final_time_idxs = self._no_final_obs, self._no_final_time_idxs
         return VectorStep(
-            inputs=self._inputs,
+            inputs=inputs,
             actions=arrays.actions,
             rewards=arrays.rewards,
             terminated=arrays.terminated,

@@ -6,7 +6,7 @@ environment with `batched_envs` E fills E consecutive rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -110,6 +110,35 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Closes every environment and ends every process; may be called again."""
+
+
+@runtime_checkable
+class PartedVectorEnv(VectorEnv, Protocol):
+    """A vector environment whose rows can also be stepped in parts, each on its own.
+
+    A part is in flight from `send` to `receive`. `parts` are the rows of each, all of them together.
+    """
+
+    parts: tuple[slice, ...]
+
+    def inputs_of(self, part: int) -> PolicyInput:
+        """What a policy acts on in the rows of a part, as views of the arrays that `reset` and `step` return."""
+
+    def send(self, part: int, actions: Array) -> None:
+        """Begins a step of the part's rows and does not wait for it; `actions` as in `step`.
+
+        Raises:
+            RuntimeError: if the part is in flight.
+            ValueError, TypeError, EnvWorkerError: as in `step`.
+        """
+
+    def receive(self, part: int) -> VectorStep:
+        """Waits for the step that was sent; its rows are numbered from 0.
+
+        Raises:
+            RuntimeError: if the part is not in flight.
+            EnvWorkerError: as in `step`.
+        """
 
 
 class EnvWorkerError(RuntimeError):
