@@ -172,6 +172,24 @@ def test_the_doctor_says_in_which_order_and_from_where(tables, capsys):
     )
 
 
+def test_the_doctor_says_which_versions_were_others_when_the_user_measured(tables, capsys):
+    def report(path, **versions):
+        entry = {"device": HERE, "date": "2026-01-31", **measured.versions(), **versions}
+        entry["microseconds"] = {"two_hot_mean": {"small single": {"torch": 1.0, "cpp": 2.0}}}
+        measured.write(path, entry)
+        backends.forget_orders()
+        assert doctor.main([]) == 0
+        return capsys.readouterr().out
+
+    here, old = measured.versions(), {"torch": "1.0", "amago-kernels": "0.0.1"}
+    assert "measures anew" not in report(tables / "user.json")
+    out = report(tables / "user.json", **old)
+    was = f"torch was 1.0, is {here['torch']}, amago-kernels was 0.0.1, is {here['amago-kernels']}"
+    assert f"; {was}: python -m amago.kernels.tune measures anew)" in out
+    (tables / "user.json").unlink()
+    assert "measures anew" not in report(tables / "package.json", **old)
+
+
 def test_other_implementations_of_an_operation_are_ordered_anew():
     before = backends.operations()["two_hot_mean"]
     assert taken() is Backend.CPP

@@ -1,7 +1,9 @@
 """`python -m amago.kernels.tune`: what it times, how it ranks, and what it leaves out."""
 
 import importlib
+import itertools
 import json
+import types
 
 import pytest
 import torch
@@ -110,14 +112,15 @@ def test_one_operation_alone_is_measured_but_not_written(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_calls_take_turns_and_are_repeated_until_a_sample_is_full():
-    made = []
+def test_calls_take_turns_and_are_repeated_until_a_sample_is_full(monkeypatch):
+    made, duration = [], {"a": 2**-10, "b": 2**-12}  # seconds, by a clock that only calls move
+    clock = types.SimpleNamespace(perf_counter=lambda: sum(duration[name] for name in made))
+    monkeypatch.setattr(timing, "time", clock)
     calls = {name: lambda name=name: made.append(name) for name in "ab"}
-    times = timing.interleaved(calls, "cpu", rounds=3, sample=1e-4)
-    assert {name: len(x) for name, x in times.items()} == {"a": 3, "b": 3}
-    turns = [name for i, name in enumerate(made) if i == 0 or made[i - 1] != name]
-    assert turns == list("ab" * 4)
-    assert all(0 < x < 1e-3 for x in times["a"] + times["b"])
+    times = timing.interleaved(calls, "cpu", rounds=3, sample=2**-6)
+    assert times == {name: [duration[name]] * 3 for name in "ab"}
+    turns = [(name, len(list(turn))) for name, turn in itertools.groupby(made)]
+    assert turns[2:] == [("a", 16), ("b", 64)] * 3  # behind the calls that warm them up
 
 
 def test_backward_passes_are_timed_with_the_forward_pass():

@@ -10,6 +10,10 @@ It is made in a folder beside the others and moved to its name in one step: whoe
 nothing, and a build that was killed leaves nothing behind that anybody would load. Processes that want the same
 file at once wait for the first to make it. AMAGO_KERNELS_BUILD=never forbids building: then only what
 `python -m amago.kernels.build` made ahead of time is used. Which compiler builds, says `compiler`.
+
+Builds of other versions stay: nobody here can tell whether they are still in use, for machines with another
+processor or another Python may share the folder and be allowed only to read it, which leaves no trace, or be
+forbidden to build what they would miss. The folder may be deleted at any time; what is needed is built again.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def verdict(implementation: Implementation) -> str:
 
 _OF_CPUS = (Backend.CPP, Backend.ONEDNN)
 _OF_GPUS = (Backend.FLEX, Backend.TRITON, Backend.CUDA, Backend.MAMBA_SSM)
-NEVER_MEASURED = "never measured on this device: python -m amago.kernels.tune"
+MEASURE = "python -m amago.kernels.tune"
+NEVER_MEASURED = f"never measured on this device: {MEASURE}"
 
 
 def devices() -> list[torch.device]:
@@ -77,10 +78,12 @@ def orders(operation: str, device: torch.device) -> Iterator[tuple[str, list[str
 
 
 def source(row: measured.Row) -> str:
-    """Whose measurements a row holds, and how old they are."""
+    """Whose measurements a row holds, how old they are, and whether the user had better measure again."""
     whose = "the package's table" if row.source == measured.PACKAGE_TABLE else str(row.source)
     notes = row.notes
-    return f"{whose}, {notes.get('date')}, torch {notes.get('torch')}, {notes.get('threads')} threads"
+    text = f"{whose}, {notes.get('date')}, torch {notes.get('torch')}, {notes.get('threads')} threads"
+    others = measured.outdated(row)
+    return f"{text}; {', '.join(others)}: {MEASURE} measures anew" if others else text
 
 
 def print_orders(operation: str) -> None:

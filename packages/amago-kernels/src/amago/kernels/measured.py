@@ -14,6 +14,7 @@ within a few percent of each other the one that comes first by default, and "eag
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import json
 import os
 import tempfile
@@ -21,6 +22,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from amago.kernels.compile import PACKAGE, cache_folder
 
@@ -44,6 +47,36 @@ class Row:
 
 
 Rows = dict[tuple[str, str, str], Row]  # by device, operation and class
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # not here, or run from the sources
+
+
+def versions() -> dict[str, str | None]:
+    """What the speed of the backends depends on besides the machine, as it is kept with measurements."""
+    return {
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "amago-kernels": _version("amago-kernels"),
+    }
+
+
+def outdated(row: Row) -> list[str]:
+    """Which versions were others when the user measured a row; none for the package's own rows.
+
+    Such rows count all the same: they are nearer to what is here than the default order is.
+    """
+    if row.source == PACKAGE_TABLE:
+        return []
+    return [
+        f"{name} was {row.notes.get(name)}, is {now}"
+        for name, now in versions().items()
+        if row.notes.get(name) != now
+    ]
 
 
 def user_table() -> Path:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import importlib.metadata
 import platform
 import statistics
 import sys
@@ -190,13 +189,6 @@ class Tuner:
         print(message, file=sys.stderr, flush=True)
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None  # run from the sources
-
-
 def _processor() -> str:
     """The processor by its own name, as far as Linux tells."""
     try:
@@ -223,9 +215,7 @@ def measure_all(device: torch.device, only: str | None, rounds: int) -> tuple[di
         "device": shape_classes.device_class(device),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "triton": _version("triton"),
-        "amago-kernels": _version("amago-kernels"),
+        **measured.versions(),
         "date": datetime.date.today().isoformat(),
         "microseconds": found,
     }
