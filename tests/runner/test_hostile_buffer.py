@@ -10,12 +10,13 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, save_trajectory
-from amago.loading import DiskTrajDataset, drawing, files
+from amago.loading import DiskTrajDataset, drawing, files, quarantine
 from amago.loading import reader as reading
 from amago.loading.batches import BatchLoader
 from amago.loading.packing import private_memory
@@ -186,9 +187,77 @@ def test_a_buffer_of_files_that_do_not_go_together_is_an_error_and_stays(
         name = f"env_0000000{number}_1"
         save_trajectory(make_traj(5, number, width=3), dataset.fifo.path / name, "npz", "env")
     dataset.set_epoch(0)
-    with pytest.raises(ValueError, match="actions must have one shape and dtype"):
+    with pytest.raises(ValueError, match="actions must have one shape and dtype") as caught:
         dataset.draw_batch(0, 400, private_memory)
+    for part in ("env_0000000", "actions float32(2,)", "actions float32(3,)", "dset_name"):
+        assert part in str(caught.value)
     assert len(list(dataset.fifo.path.iterdir())) == 8
+
+
+def fill_with_another_kind(folder: Path, make_traj: Callable[..., FrozenTraj], count: int) -> set[str]:
+    """Writes newer files whose actions are wider; returns their names."""
+    names = [f"env_00001{number:03}_1800000000" for number in range(count)]
+    for number, name in enumerate(names):
+        save_trajectory(make_traj(5, number, width=3), folder / name, "npz", "env")
+    return {f"{name}.npz" for name in names}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_many_files_of_another_kind_are_an_error_that_names_both_and_what_to_do(
+    make_dataset, fill, make_traj, workers
+) -> None:
+    dataset = make_dataset(1000, items=400)
+    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    loader = BatchLoader(dataset, batch_size=20, batches_per_epoch=20, workers=workers, device="cpu", seed=0)
+    list(loader.epoch(0))
+    new = fill_with_another_kind(dataset.fifo.path, make_traj, 3 * drawing.MOST_STRAYS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about each file that is moved
+        with pytest.raises(RuntimeError) as caught:
+            list(loader.epoch(1))
+    loader.close()
+    said = str(caught.value)
+    for part in (
+        "two kinds",
+        "_1800000000.npz has",
+        "actions float32(2,)",
+        "actions float32(3,)",
+        "dset_name",
+    ):
+        assert part in said
+    assert str(dataset.quarantine) in said
+    moved = {path.name for path in dataset.quarantine.iterdir()}
+    assert len(moved) == drawing.MOST_STRAYS
+    assert moved < new, "nothing else was moved, and no name changed"
+    # The remedy: those that are not wanted leave, the others come back.
+    for path in list(dataset.fifo.path.iterdir()):
+        if path.name not in new:
+            path.rename(dataset.dset_root / path.name)
+    for path in list(dataset.quarantine.iterdir()):
+        path.rename(dataset.fifo.path / path.name)
+    again = make_dataset(1000, items=400)
+    again.set_epoch(0)
+    assert again.draw_batch(0, 400, private_memory).unpack().actions.shape[-1] == 3
+    assert {path.name for path in again.fifo.path.iterdir()} == new
+
+
+def test_files_come_back_from_the_quarantine_while_the_program_runs(make_dataset, fill, make_traj) -> None:
+    dataset = make_dataset(items=100)
+    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    dataset.set_epoch(0)
+    dataset.draw_batch(0, 100, private_memory)
+    (dataset.fifo.path / "env_00000100_1.npz").write_bytes(b"torn")
+    dataset.set_epoch(1)
+    dataset.items_per_epoch = 1000
+    with pytest.warns(AmagoWarning, match="torn"):
+        dataset.draw_batch(0, 1000, private_memory)
+    dataset.refresh(force=True)
+    path = dataset.quarantine / "env_00000100_1.npz"
+    save_trajectory(make_traj(5, 100), dataset.quarantine / "mended", "npz", "env")
+    path.write_bytes((dataset.quarantine / "mended.npz").read_bytes())  # the same file, in place
+    path.rename(dataset.fifo.path / path.name)
+    dataset.refresh(force=True)
+    assert dataset.fifo.files[path.name].inode == (dataset.fifo.path / path.name).stat().st_ino
 
 
 def test_a_reader_that_was_sent_to_another_process_goes_on_with_the_same_arrays(tmp_path, fill) -> None:
@@ -315,6 +384,48 @@ def test_a_file_that_is_whole_at_a_second_look_is_not_thrown_out(make_dataset, f
     assert numbers(dataset) == {0, 1, 2}
     assert not dataset._drawer.reader.half
     assert not dataset.quarantine.exists()
+
+
+class SeesHalfAtTimes(reading.TrajReader):
+    """Finds every file torn in the draws of these numbers."""
+
+    draws, torn_in = 0, range(0)
+
+    def window(self, path: str, *arguments: object) -> object:
+        self.draws += 1
+        if self.draws in self.torn_in:
+            raise CorruptTrajectoryError(f"{path} is torn")
+        return super().window(path, *arguments)
+
+
+def test_a_file_that_is_late_again_and_again_is_forgiven_after_some_time(
+    make_dataset, fill, numbers, monkeypatch
+) -> None:
+    dataset = make_dataset()
+    fill(dataset.fifo.path, 1)
+    reader = dataset._drawer.reader = SeesHalfAtTimes(0)
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(quarantine, "time", clock)
+    for _ in range(10):
+        clock.now += quarantine.FORGIVEN_SECONDS + 1.0
+        reader.torn_in = range(reader.draws + 1, reader.draws + 1 + quarantine.TIMES_FORGIVEN)
+        assert numbers(dataset) == {0}
+    assert not dataset.quarantine.exists()
+    # one that is broken at every draw does not occupy the draws for ever, though it looks whole in between
+    reader.torn_in = range(reader.draws + 1, reader.draws + 1000)
+    with pytest.warns(AmagoWarning, match="is torn"), pytest.raises(RuntimeError, match="can be read"):
+        numbers(dataset)
+    assert dataset.quarantine.exists()
+
+
+def test_what_is_remembered_of_second_looks_is_bounded(make_dataset, fill, monkeypatch) -> None:
+    monkeypatch.setattr(quarantine, "MOST_FORGIVEN", 10)
+    dataset = make_dataset()
+    fill(dataset.fifo.path, 40)
+    dataset.refresh(force=True)
+    for file in dataset.fifo.ordered:
+        assert not dataset._drawer.quarantine.is_bad(file, CorruptTrajectoryError("torn"))
+    assert len(dataset._drawer.quarantine._forgiven) == 10
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EMFILE])

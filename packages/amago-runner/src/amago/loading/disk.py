@@ -24,6 +24,7 @@ from amago.loading.checkpointed_files import CheckpointedFiles
 from amago.loading.dataset import RLDataset
 from amago.loading.drawing import FileDrawer, Weigh
 from amago.loading.files import TrajFile, TrajFolder
+from amago.loading.packing import Allocate, PackedBatch
 from amago.loading.quarantine import Quarantine
 from amago.loading.reader import TrajReader
 from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
@@ -239,9 +240,13 @@ class DiskTrajDataset(RLDataset):
     def sample_window(self) -> Window:
         """Draws a window of a random file, which need not be read yet."""
         customised = type(self).sample_random_slice is not DiskTrajDataset.sample_random_slice
-        if customised or self._reads_whole_files():
-            return super().sample_window()
-        return self._random_window()
+        through_slice = customised or self._reads_whole_files()
+        return super().sample_window() if through_slice else self._random_window()
+
+    def draw_batch(self, first: int, batch_size: int, allocate: Allocate) -> PackedBatch:
+        """As `RLDataset.draw_batch`; windows that fit no common batch are an error that names their files."""
+        with self._drawer.mixing_explained():
+            return super().draw_batch(first, batch_size, allocate)
 
     def worker_state(self) -> tuple[News, ...] | None:
         """What this process wrote and deleted itself; the copies in loader workers see the rest themselves."""
@@ -291,9 +296,5 @@ class DiskTrajDataset(RLDataset):
 
     def _weigh(self) -> Weigh | None:
         """None where all files have the same chance."""
-        by_count = self.sample_by == "files" and _inherits(self, "sampling_weights")
-        return None if by_count else self.sampling_weights
-
-
-def _inherits(dataset: DiskTrajDataset, name: str) -> bool:
-    return getattr(type(dataset), name) is getattr(DiskTrajDataset, name)
+        inherits = type(self).sampling_weights is DiskTrajDataset.sampling_weights
+        return None if self.sample_by == "files" and inherits else self.sampling_weights

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,8 +20,8 @@ from amago.hindsight import CorruptTrajectoryError
 from amago.loading.buffer_files import BufferFiles
 from amago.loading.files import TrajFile
 from amago.loading.quarantine import Quarantine, is_gone, is_of_the_machine
-from amago.loading.reader import TrajReader
-from amago.loading.windows import Window
+from amago.loading.reader import StrayTrajectoryError, TrajReader, differences
+from amago.loading.windows import Spec, Window
 
 T = TypeVar("T")
 Weigh = Callable[[Sequence[TrajFile]], ArrayLike | None]
@@ -30,6 +31,14 @@ DRAWS_BETWEEN_LOOKS = 1024
 
 WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
 """Seconds to wait between looks for files when there is none to draw from."""
+
+MOST_STRAYS = 16
+"""Files of one kind that may be put aside for not going with the others; more of them are no accident."""
+
+REMEDY = (
+    "If the environment has changed, start with another dset_name; to go on with this buffer, move the files of "
+    "the kind that is not wanted out of it, and those that are wanted back from its quarantine, as they are named."
+)
 
 
 class FileDrawer:
@@ -48,6 +57,7 @@ class FileDrawer:
         self.files, self.reader, self.quarantine = files, reader, quarantine
         self.may_move = False
         self._draws_until_look = 0
+        self._strays: dict[Spec, int] = {}
 
     def refresh(self, *, force: bool = False) -> None:
         """Brings the list of files up to date."""
@@ -106,7 +116,10 @@ class FileDrawer:
 
         Raises:
             OSError: `error`, if it speaks of the machine and not of the file.
+            RuntimeError: if many files do not go with the others.
         """
+        if isinstance(error, StrayTrajectoryError):
+            self._count_stray(error)
         self.reader.drop(file.path)
         if is_of_the_machine(error):
             raise error
@@ -122,6 +135,32 @@ class FileDrawer:
         """Warns about what is no trajectory, and moves it to the quarantine if this process may."""
         self.quarantine.take(path, reason, may_move=self.may_move)
 
+    @contextmanager
+    def mixing_explained(self) -> Iterator[None]:
+        """Adds to errors of windows that fit no common batch which files are of which kind."""
+        try:
+            yield
+        except ValueError as error:
+            if len(self.reader.kinds) < 2:
+                raise
+            (one, path), (other, other_path) = list(self.reader.kinds.items())[:2]
+            raise ValueError(
+                f"{error}. Files differ, such as {path} and {other_path}: only one side has "
+                f"{differences(one, other)}. {REMEDY}"
+            ) from error
+
+    def _count_stray(self, error: StrayTrajectoryError) -> None:
+        """Stops before a whole kind of files is put aside: it may be the one that is wanted."""
+        met = self._strays.get(error.spec, 0) + 1
+        if met <= MOST_STRAYS:
+            self._strays[error.spec] = met
+            return
+        done = f"were moved to {self.quarantine.folder}" if self.may_move else "were passed over"
+        raise RuntimeError(
+            f"{Path(error.path).parent} holds files of two kinds, and {met - 1} of one of them {done}. "
+            f"{error.usual_path} has {_in_words(error.usual)}; {error.path} has {_in_words(error.spec)}. {REMEDY}"
+        ) from error
+
     def _wait(self, waits: Iterator[float], failure: Exception | None) -> None:
         seconds = next(waits, None)
         if seconds is None:
@@ -135,3 +174,7 @@ class FileDrawer:
             ) from failure
         time.sleep(seconds)
         self.refresh(force=True)
+
+
+def _in_words(spec: Spec) -> str:
+    return ", ".join(f"{field} {field.dtype}{field.row_shape}" for field in spec)

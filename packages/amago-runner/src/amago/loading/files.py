@@ -226,6 +226,9 @@ class TrajFolder:
         began = time.monotonic()
         self.listings += 1
         folder, files, ignored, absent = str(self.path), self.files, self._ignored, self._absent
+        for name in [name for name, (_, since) in absent.items() if began - since > ABSENT_SECONDS]:
+            del absent[name]
+        still_ignored: dict[str, int] = {}  # so that what left the folder may come back
         added: list[TrajFile] = []
         removed: list[TrajFile] = []
         foreign: list[str] = []
@@ -237,31 +240,27 @@ class TrajFolder:
                 if known is not None and known.inode == inode:
                     present.add(name)
                     continue
-                if name.startswith(".") or ignored.get(name) == inode:
-                    continue  # a leading dot marks files that are still being written
-                if name in absent and self._is_absent(name, inode, began):
+                if name.startswith("."):
+                    continue  # these are still being written
+                if ignored.get(name) == inode:
+                    still_ignored[name] = inode
+                    continue
+                if name in absent and absent[name][0] == inode:
+                    self._is_settled = False  # it is to be looked at again soon
                     continue
                 file = self._parse(name, inode)
                 if file is None:
-                    ignored[name] = inode
+                    still_ignored[name] = inode
                     foreign.append(name)
                 else:
                     added.append(file)
         if len(present) < len(files):
             removed = [file for name, file in files.items() if name not in present]
+        self._ignored = still_ignored
         self._change(added, removed)
         self._listed_at = time.monotonic()
         self._listing_took = self._listed_at - began
         return Listing(added, removed, foreign)
-
-    def _is_absent(self, name: str, inode: int, now: float) -> bool:
-        """Whether a name that was listed is to be passed over for now, and looked at again soon."""
-        seen_inode, since = self._absent[name]
-        if inode != seen_inode or now - since > ABSENT_SECONDS:
-            del self._absent[name]
-            return False
-        self._is_settled = False
-        return True
 
     def _change(self, added: list[TrajFile], removed: list[TrajFile]) -> None:
         if not (added or removed):

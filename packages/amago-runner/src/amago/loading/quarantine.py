@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
 import warnings
 from pathlib import Path
 
 from amago.hindsight import CorruptTrajectoryError, load_trajectory
 from amago.loading.files import TrajFile
+from amago.loading.reader import StrayTrajectoryError
 from amago.utils import AmagoWarning
 
 ERRORS_OF_GONE_FILES = frozenset({errno.ENOENT, errno.ESTALE, errno.EIO})
@@ -17,6 +19,16 @@ ERRORS_OF_GONE_FILES = frozenset({errno.ENOENT, errno.ESTALE, errno.EIO})
 
 ERRORS_OF_BAD_FILES = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """What is wrong with one file and no reason to stop."""
+
+FORGIVEN_SECONDS = 60.0
+"""Time after which it is forgotten that a file was found broken and then whole: by then the caches of network file
+systems have been renewed."""
+
+TIMES_FORGIVEN = 3
+"""How often a file may be found broken, and whole at a second look, within that time."""
+
+MOST_FORGIVEN = 4096
+"""Files of which that is remembered."""
 
 
 class Quarantine:
@@ -28,25 +40,37 @@ class Quarantine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._forgiven: set[TrajFile] = set()
+        self._forgiven: dict[TrajFile, tuple[float, int]] = {}
 
     def is_bad(self, file: TrajFile, error: Exception) -> bool:
         """Whether `error` condemns the file, which otherwise is gone or should be read again.
 
         A file that was found broken is opened once more: it may have been replaced, or seen through the cache of
-        a network file system, and a good trajectory is not to be thrown out.
+        a network file system, and a good trajectory is not to be thrown out. A stray is whole at any look.
         """
+        if isinstance(error, StrayTrajectoryError):
+            return True
         if isinstance(error, OSError) and error.errno in ERRORS_OF_GONE_FILES:
             return False
-        if file in self._forgiven:
+        if not self._forgives(file):
             return True
-        self._forgiven.add(file)
         try:
             return len(load_trajectory(Path(file.path))) < 1
         except CorruptTrajectoryError:
             return True
         except OSError as again:
             return again.errno in ERRORS_OF_BAD_FILES
+
+    def _forgives(self, file: TrajFile) -> bool:
+        """Whether the file may have another look; notes that it had one."""
+        now = time.monotonic()
+        since, times = self._forgiven.pop(file, (now, 0))
+        if now - since > FORGIVEN_SECONDS:
+            since, times = now, 0
+        if len(self._forgiven) >= MOST_FORGIVEN:
+            del self._forgiven[next(iter(self._forgiven))]
+        self._forgiven[file] = since, times + 1
+        return times < TIMES_FORGIVEN
 
     def take(self, path: Path, reason: str, *, may_move: bool) -> None:
         """Warns about a file that is no trajectory, and moves it here if this process may."""

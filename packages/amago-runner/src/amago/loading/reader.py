@@ -38,6 +38,30 @@ first ones are as good as any."""
 USUAL_FILES = 64
 """Files that must agree in their arrays before one that differs is taken for a stray."""
 
+KEPT_KINDS = 16
+"""Sets of arrays of which an example is remembered."""
+
+
+class StrayTrajectoryError(CorruptTrajectoryError):
+    """A trajectory whose arrays are others than those of all before it.
+
+    Args:
+        path: of the file.
+        spec: its arrays.
+        usual_path: one of the others.
+        usual: their arrays.
+    """
+
+    def __init__(self, path: str, spec: Spec, usual_path: str, usual: Spec) -> None:
+        super().__init__(
+            f"{path} holds other arrays than the {USUAL_FILES} files read before it, such as {usual_path}; only "
+            f"one side has {differences(spec, usual)}"
+        )
+        self.path, self.spec, self.usual_path, self.usual = path, spec, usual_path, usual
+
+    def __reduce__(self) -> tuple[type[StrayTrajectoryError], tuple[str, Spec, str, Spec]]:
+        return type(self), (self.path, self.spec, self.usual_path, self.usual)
+
 
 class Known(NamedTuple):
     """What is remembered of a file's headers."""
@@ -54,6 +78,9 @@ class TrajReader:
 
     Args:
         cache_bytes: memory for decoded trajectories.
+
+    Attributes:
+        kinds: a file for each of the first sets of arrays that were met.
     """
 
     def __init__(self, cache_bytes: int) -> None:
@@ -61,6 +88,7 @@ class TrajReader:
         self._lengths: dict[str, int] = {}
         self._layouts: dict[str, Known] = {}
         self._structures = Structures()
+        self.kinds: dict[Spec, str] = {}
         self._usual: Spec | None = None
         self._of_usual: set[str] = set()
 
@@ -156,13 +184,18 @@ class TrajReader:
 
     def _check_that_it_is_usual(self, path: str, spec: Spec) -> None:
         """Raises CorruptTrajectoryError for a file that cannot share a batch with the many before it."""
+        if spec not in self.kinds and len(self.kinds) < KEPT_KINDS:
+            self.kinds[spec] = path
         if self._usual is None or not self._of_usual:
             self._usual = spec
         if spec is self._usual or spec == self._usual:
             if len(self._of_usual) < USUAL_FILES:
                 self._of_usual.add(path)
         elif len(self._of_usual) >= USUAL_FILES:
-            odd = ", ".join(sorted(f"{f} {f.dtype}{f.row_shape}" for f in set(spec) ^ set(self._usual)))
-            raise CorruptTrajectoryError(
-                f"{path} holds other arrays than the {USUAL_FILES} files read before it; only one side has {odd}"
-            )
+            usual_path = min(self._of_usual)
+            raise StrayTrajectoryError(path, spec, usual_path, self._usual)
+
+
+def differences(spec: Spec, other: Spec) -> str:
+    """The arrays that only one of the two has, in words."""
+    return ", ".join(sorted(f"{field} {field.dtype}{field.row_shape}" for field in set(spec) ^ set(other)))
