@@ -1,11 +1,11 @@
-"""When the writing thread writes: soon by itself, at once when somebody waits for it."""
+"""Who writes trajectory files, and when: the caller while the disk is quick, else a thread, soon or when asked."""
 
 import threading
 
 import pytest
 
 from amago.envs.recorder import writer as writer_module
-from amago.envs.recorder.writer import TrajectoryWriter
+from amago.envs.recorder.writer import TrajectoryWriteError, TrajectoryWriter
 
 PATIENCE = 10.0  # seconds, far beyond what writing takes
 
@@ -15,11 +15,13 @@ class Counter:
 
     def __init__(self) -> None:
         self.count = 0
+        self.threads: list[threading.Thread] = []
         self.changed = threading.Condition()
 
     def __call__(self, path) -> None:
         with self.changed:
             self.count += 1
+            self.threads.append(threading.current_thread())
             self.changed.notify_all()
 
     def reaches(self, count: int) -> bool:
@@ -54,7 +56,8 @@ def test_trajectories_are_written_without_being_asked_for(writer, counter, make_
 
 @pytest.fixture
 def patient(monkeypatch):
-    """The thread would gather for longer than a test may take."""
+    """Neither the thread nor the caller would write before a test has ended."""
+    monkeypatch.setattr(writer_module, "THREAD_SECONDS", 1000.0)
     monkeypatch.setattr(writer_module, "GATHER_SECONDS", 1000.0)
 
 
@@ -79,3 +82,120 @@ def test_a_full_queue_is_written_before_it_takes_more(writer, counter, make_froz
     monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 2 * frozen.nbytes)
     put(writer, frozen, range(5))
     assert counter.reaches(3)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """The caller writes all that waits at each call and finds nothing slow; the thread does what it is told to."""
+    monkeypatch.setattr(writer_module, "THREAD_SECONDS", 1000.0)
+    monkeypatch.setattr(writer_module, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "BATCH_SECONDS", 1000.0)
+    monkeypatch.setattr(writer_module, "QUICK_SECONDS", 1000.0)
+
+
+def by_the_caller(counter: Counter) -> list[bool]:
+    """For every file that was written, whether this thread wrote it."""
+    return [thread is threading.current_thread() for thread in counter.threads]
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_caller_writes_small_files_while_the_disk_is_quick(writer, counter, make_frozen):
+    put(writer, make_frozen(), range(4))
+    assert by_the_caller(counter) == [True] * 4
+    assert writer.pending_transitions == 0
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_large_file_and_what_comes_after_it_are_left_to_the_thread(
+    writer, counter, make_frozen, monkeypatch
+):
+    small, large = make_frozen(length=3), make_frozen(length=30)
+    monkeypatch.setattr(writer_module, "MAX_BATCHED_BYTES", small.nbytes)
+    for number, frozen in enumerate((small, large, small)):
+        put(writer, frozen, [number])
+    writer.stop()
+    assert by_the_caller(counter) == [True, False, False]
+
+
+@pytest.mark.usefixtures("eager")
+def test_after_a_slow_write_the_thread_takes_over_until_the_pause_is_over(
+    writer, counter, make_frozen, monkeypatch
+):
+    monkeypatch.setattr(writer_module, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "PAUSE_AFTER_SLOW", 1e9)
+    put(writer, make_frozen(), range(3))
+    writer.flush()
+    assert by_the_caller(counter) == [True, False, False]
+
+    monkeypatch.setattr(writer, "_quick_from", 0.0)
+    put(writer, make_frozen(), [3])
+    assert by_the_caller(counter) == [True, False, False, True]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_batch_that_takes_too_long_is_left_to_the_thread(writer, counter, make_frozen, monkeypatch):
+    monkeypatch.setattr(writer_module, "GATHER_SECONDS", 1000.0)
+    put(writer, make_frozen(), range(3))
+    monkeypatch.setattr(writer_module, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "BATCH_SECONDS", 1e-9)
+    put(writer, make_frozen(), [3])
+    assert len(counter.threads) <= 1
+    writer.stop()
+    assert counter.count == 4
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_write_by_the_caller_that_fails_is_reported_and_tried_again(tmp_path, make_frozen):
+    failures = iter([OSError("no space"), None, None])
+    written = []
+
+    def acknowledge(path) -> None:
+        if (failure := next(failures)) is not None:
+            raise failure
+        written.append(path)
+
+    writer = TrajectoryWriter(tmp_path, "npz", acknowledge)
+    put(writer, make_frozen(), range(2))
+    with pytest.raises(TrajectoryWriteError, match=r"no space.*2 are kept"):
+        writer.raise_failure()
+    writer.flush()
+    assert len(set(written)) == 2
+    writer.stop()
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_write_by_the_caller_that_is_interrupted_loses_nothing(tmp_path, make_frozen):
+    interrupts = iter([KeyboardInterrupt, None, None])
+    written = []
+
+    def acknowledge(path) -> None:
+        if (interrupt := next(interrupts)) is not None:
+            raise interrupt
+        written.append(path)
+
+    writer = TrajectoryWriter(tmp_path, "npz", acknowledge)
+    with pytest.raises(KeyboardInterrupt):
+        put(writer, make_frozen(), [0])
+    assert writer.pending_transitions == len(make_frozen())
+    put(writer, make_frozen(), [1])
+    assert len(set(written)) == 2
+    writer.stop()
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_interrupted_flush_hurries_nobody_afterwards(writer, counter, make_frozen, monkeypatch):
+    monkeypatch.setattr(writer, "_write_batch", lambda until: None)
+
+    wait = writer._changed.wait
+
+    def interrupt(timeout=None):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return wait(timeout)
+
+    put(writer, make_frozen(), range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(writer._changed, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    assert not writer._is_urgent()

@@ -86,11 +86,11 @@ def save_trajectory(frozen: FrozenTraj, path: Path, save_as: str, env_name: str)
         ValueError: for an unknown format, or arrays of Python objects.
         OSError: if it cannot be written (no folder, no space); nothing is left behind.
     """
-    target = os.path.join(path.parent, strip_suffix(path.name) + save_suffix(save_as))
-    arrays = {name: np.ascontiguousarray(array) for name, array in frozen.to_dict().items()}
-    for name, array in arrays.items():
+    folder, name = str(path.parent), strip_suffix(path.name) + save_suffix(save_as)
+    arrays = {key: np.ascontiguousarray(array) for key, array in frozen.to_dict().items()}
+    for key, array in arrays.items():
         if array.dtype.hasobject:
-            raise ValueError(f"{name} has dtype {array.dtype}; trajectories hold numbers, not Python objects")
+            raise ValueError(f"{key} has dtype {array.dtype}; trajectories hold numbers, not Python objects")
     if save_as == "traj":
         metadata = {
             "format": "amago-trajectory",
@@ -98,16 +98,16 @@ def save_trajectory(frozen: FrozenTraj, path: Path, save_as: str, env_name: str)
             "length": str(len(frozen)),
             "env_name": env_name,
         }
-        _write_whole(target, to_safetensors(arrays, metadata=metadata))
+        _write_whole(folder, name, to_safetensors(arrays, metadata=metadata))
     elif save_as == "npz" and sum(array.nbytes for array in arrays.values()) < MAX_BYTES:
-        _write_whole(target, stored_archive(arrays))
+        _write_whole(folder, name, stored_archive(arrays))
     else:
         # In memory first: an archive whose file fills the disk would fail once more when it is closed.
         archive = io.BytesIO()
         save_archive = np.savez if save_as == "npz" else np.savez_compressed
         save_archive(archive, **arrays)  # type: ignore[arg-type]
-        _write_whole(target, archive.getbuffer())
-    return Path(target)
+        _write_whole(folder, name, archive.getbuffer())
+    return Path(folder, name)
 
 
 def load_trajectory(path: Path) -> FrozenTraj:
@@ -160,9 +160,8 @@ def remove_unfinished(folder: Path) -> int:
     return removed
 
 
-def _write_whole(target: str, data: bytes | memoryview) -> None:
+def _write_whole(folder: str, name: str, data: bytes | memoryview) -> None:
     """Writes a file that is never seen in part; in few calls, as each lets go of the interpreter."""
-    folder, name = os.path.split(target)
     # A leading dot and an ending of its own keep the unfinished file out of every listing of trajectories.
     unique = f"{os.getpid()}-{threading.get_ident()}-{next(_write_numbers)}"
     aside = os.path.join(folder, f".{name}.{unique}{UNFINISHED_SUFFIX}")
@@ -174,7 +173,7 @@ def _write_whole(target: str, data: bytes | memoryview) -> None:
                 rest = rest[os.write(descriptor, rest) :]
         finally:
             os.close(descriptor)
-        os.replace(aside, target)
+        os.replace(aside, os.path.join(folder, name))
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(aside)

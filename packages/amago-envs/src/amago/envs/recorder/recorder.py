@@ -27,8 +27,9 @@ class TrajectoryRecorder:
 
     A piece of an episode is written when the episode ends, at its drawn length, or by `cut`; the next piece of
     the same episode begins with the last timestep of the one before, its rl2 and time index kept. Files are
-    written in a background thread. A failed write raises `TrajectoryWriteError` at the next `add` or `flush`;
-    the piece is kept and retried, and the step that was being added is recorded all the same.
+    written by `add` while they are small and the disk is quick, else by a thread. A failed write raises
+    `TrajectoryWriteError` from `add` or `flush`; the piece is kept and retried, and the step that was being added
+    is recorded all the same.
 
     A file is acknowledged by `on_written` and `saved_files`; from then on it stays, whatever happens to this
     process. What a process that is killed loses is at most `unsaved_frames`. One that ends in any other way
@@ -46,7 +47,7 @@ class TrajectoryRecorder:
             the operating system.
         first_number: of the writer's files, from 0 to 2^20 - 1. Writers that may have drawn the same id draw this
             too, for else they would give files of one second the same names.
-        on_written: called with the path of each file, in the writing thread, when the file is whole. If it
+        on_written: called with the path of each file when it is whole, by whichever thread wrote it. If it
             raises, that counts as a failed write, and the file is written again.
 
     Raises:

@@ -1,8 +1,15 @@
-"""Writes trajectory files in a thread of its own, so that stepping never waits for a disk that keeps up."""
+"""Writes trajectory files: small ones in batches by the caller, the rest by a thread that never lets it wait.
+
+While the disk is quick, a thread costs a rollout more than it saves. Each of its system calls passes the
+interpreter lock to and fro, and the rollout waits for it; and files written one after the other take half of the
+time of files written between other things.
+"""
 
 import contextlib
+import math
 import os
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -14,8 +21,16 @@ from amago.hindsight.trajectory import FrozenTraj
 
 MAX_PENDING = 1024
 MAX_PENDING_BYTES = 256 * 2**20
-# Waking the thread interrupts the rollout, so it takes what some milliseconds bring at once.
+# When the first of the queue has waited for so long, the caller writes a batch; if nobody calls, the thread does.
 GATHER_SECONDS = 0.02
+THREAD_SECONDS = 0.1
+# A batch lasts no longer than that, and larger files are left to the thread. So are all after a write that was not
+# quick, until so many times its own duration have passed: waiting for a slow disk can cost the caller a hundredth
+# of its time and no more.
+BATCH_SECONDS = 0.02
+MAX_BATCHED_BYTES = 2**16
+QUICK_SECONDS = 0.001
+PAUSE_AFTER_SLOW = 100
 
 
 class TrajectoryWriteError(OSError):
@@ -28,10 +43,11 @@ class _Pending:
     name: str
     env_name: str
     nbytes: int
+    arrived: float  # on the monotonic clock
 
 
 class TrajectoryWriter:
-    """A queue of trajectories and the thread that writes them, in order.
+    """A queue of trajectories, written in order by the thread that fills it or by one of its own.
 
     What cannot be written stays at the head of the queue; the error waits for the next call of
     `raise_failure` or `flush`, and the thread tries again after it was raised.
@@ -39,7 +55,7 @@ class TrajectoryWriter:
     Args:
         folder: made if it does not exist; unfinished files of writers that died long ago are removed from it.
         save_as: "npz", "npz-compressed" or "traj".
-        on_written: called in the writing thread with the path of each file after it was written.
+        on_written: called with the path of each file after it was written, in the thread that wrote it.
     """
 
     def __init__(self, folder: Path, save_as: str, on_written: Callable[[Path], None] | None) -> None:
@@ -54,26 +70,47 @@ class TrajectoryWriter:
         self._failure: Exception | None = None
         self._attempts = 0
         self._stopping = False
-        self._idle = True
+        self._idle = True  # whether the thread sleeps until it is called
+        self._taken = False  # whether the first of the queue is being written
         self._hurried = False
+        self._quick_from = 0.0  # from when on the caller may write, on the monotonic clock
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
 
     def put(self, trajectory: FrozenTraj, name: str, env_name: str) -> None:
-        """Queues a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
+        """Takes a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
         nbytes = trajectory.nbytes
         if self._stopping:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
         with self._changed:
             if self._is_full():
                 self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
-            self._pending.append(_Pending(trajectory, name, env_name, nbytes))
+            now = time.monotonic()
+            self._pending.append(_Pending(trajectory, name, env_name, nbytes, now))
             self._pending_bytes += nbytes
             if self._thread is None:
                 self._start_thread()
             if self._idle or self._is_full():
                 self._idle = False
+                self._changed.notify_all()
+            write_now = now >= max(self._quick_from, self._pending[0].arrived + GATHER_SECONDS)
+        if write_now:
+            self._write_batch(until=now + BATCH_SECONDS)
+
+    def _write_batch(self, until: float) -> None:
+        """Writes small files in the caller's thread, as long as nothing is slow."""
+        start = time.monotonic()
+        while start < until and self._take(MAX_BATCHED_BYTES):
+            if not self._write_first():
+                break
+            end = time.monotonic()
+            if end - start > QUICK_SECONDS:
+                self._quick_from = end + PAUSE_AFTER_SLOW * (end - start)
+                break
+            start = end
+        if self._hurried:
+            with self._changed:
                 self._changed.notify_all()
 
     def _start_thread(self) -> None:
@@ -113,18 +150,22 @@ class TrajectoryWriter:
         """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
         if os.getpid() != self._owner or self._stopping:
             return  # there is no thread to wait for, and `stop` has told what was lost
-        with self._changed:
-            self._hurried = True
-            self._changed.notify_all()
-            # What failed before this call may work by now, so only an attempt that begins after it counts.
-            earlier = self._attempts
-            while self._pending:
-                if self._failure is not None:
-                    if self._attempts > earlier:
-                        break
-                    self._failure = None
-                    self._changed.notify_all()
-                self._changed.wait()
+        if time.monotonic() >= self._quick_from:
+            self._write_batch(until=math.inf)
+        try:
+            with self._changed:
+                self._hurried = True
+                self._changed.notify_all()
+                # What failed before this call may work by now, so only an attempt that begins after it counts.
+                earlier = self._attempts
+                while self._pending:
+                    if self._failure is not None:
+                        if self._attempts > earlier:
+                            break
+                        self._failure = None
+                        self._changed.notify_all()
+                    self._changed.wait()
+        finally:
             self._hurried = False
         self.raise_failure()
 
@@ -149,33 +190,67 @@ class TrajectoryWriter:
                 stacklevel=2,
             )
 
-    def _next(self) -> _Pending | None:
-        """Waits for a trajectory that may be written; None if there will be no more."""
+    def _take(self, max_bytes: float) -> bool:
+        """Reserves the first of the queue for the calling thread, unless it is larger or must wait."""
         with self._changed:
-            if not self._pending:
-                self._idle = True
-                self._changed.wait_for(lambda: self._pending or self._stopping)
-                self._idle = False
-                self._changed.wait_for(self._is_urgent, timeout=GATHER_SECONDS)
-            self._changed.wait_for(lambda: self._failure is None)
-            self._attempts += len(self._pending) > 0
-            return self._pending[0] if self._pending else None
+            if self._taken or self._failure is not None or not self._pending:
+                return False
+            self._taken = self._pending[0].nbytes <= max_bytes
+            return self._taken
+
+    def _write_first(self) -> bool:
+        """Writes the first of the queue, which was taken, and removes it; if it cannot, notes why."""
+        head, failure, written = self._pending[0], None, False
+        try:
+            path = save_trajectory(head.trajectory, self.folder / head.name, self._save_as, head.env_name)
+            if self._on_written is not None:
+                self._on_written(path)
+            written = True
+        except Exception as error:
+            failure = error
+        finally:
+            with self._changed:
+                self._taken = False
+                self._failure = failure
+                if written:
+                    self._pending.popleft()
+                    self._pending_bytes -= head.nbytes
+                    self.files_written += 1
+        return written
 
     def _run(self) -> None:
-        while (head := self._next()) is not None:
-            try:
-                path = save_trajectory(head.trajectory, self.folder / head.name, self._save_as, head.env_name)
-                if self._on_written is not None:
-                    self._on_written(path)
-            except Exception as error:
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-                    if self._stopping:
-                        return
-                continue
+        while self._wait_until_due():
+            written = self._write_first()
             with self._changed:
-                self._pending.popleft()
-                self._pending_bytes -= head.nbytes
-                self.files_written += 1
                 self._changed.notify_all()
+            if not written and self._stopping:
+                return
+
+    def _wait_until_due(self) -> bool:
+        """Waits for something that the thread is to write, and takes it; False if there will be no more."""
+        with self._changed:
+            while not self._is_due():
+                self._idle = not self._pending
+                self._changed.wait(self._patience())
+            self._idle = False
+            if self._pending:
+                self._attempts += 1
+                self._taken = True
+            return self._taken
+
+    def _is_due(self) -> bool:
+        if self._taken or self._failure is not None:
+            return False
+        if not self._pending:
+            return self._stopping
+        return self._is_urgent() or self._waited() >= THREAD_SECONDS
+
+    def _patience(self) -> float | None:
+        """Seconds until the thread looks again by itself."""
+        if not self._pending or self._failure is not None:
+            return None
+        return max(THREAD_SECONDS - self._waited(), 0.001)
+
+    def _waited(self) -> float:
+        """Seconds that the first of the queue has been in it."""
+        return time.monotonic() - self._pending[0].arrived
