@@ -89,7 +89,7 @@ def counting_batch_env() -> type[CountingBatchEnv]:
     return CountingBatchEnv
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_frozen() -> Callable[..., FrozenTraj]:
     """Makes a trajectory of a given length with random contents and two observation keys."""
 

@@ -17,7 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from amago.hindsight import CorruptTrajectoryError, load_slice, load_trajectory, save_trajectory
+from amago.hindsight import (
+    CorruptTrajectoryError,
+    FrozenTraj,
+    load_slice,
+    load_trajectory,
+    memory_limit,
+    save_trajectory,
+)
 from amago.hindsight.layout import opened_trajectory, read_layout
 from amago.hindsight.stored_array import open_unchecked
 
@@ -79,22 +86,68 @@ def peak_of(action: Callable[[], object]) -> int:
 # Memory
 
 
-def test_content_that_shrinks_out_of_proportion_is_refused_before_it_is_inflated(tmp_path, arrays):
-    rows = {name: np.resize(array, (len(array) * 40, *array.shape[1:])) for name, array in arrays.items()}
-    rows = {
-        n: a[: 280 + (n not in ("rews", "dones", "actions"))] for n, a in rows.items() if n != "time_idxs"
-    }
-    rows["time_idxs"] = np.arange(281)[:, None]
-    rows["_OBS_KEY_zeros"] = np.zeros((281, 1000, 1000), np.uint8)  # 281 MB of zeros, honestly compressed
-    bomb = write_zip(tmp_path / "x.npz", rows.items(), zipfile.ZIP_DEFLATED)
-    assert bomb.stat().st_size < 1 << 20
-    for read in (whole, part):
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """Sets the memory that the container may have."""
 
-        def refuse(read: Callable[[Path], object] = read) -> None:
-            with pytest.raises(CorruptTrajectoryError, match="claims to hold"):
-                read(bomb)
+    def set_limit(nbytes: int) -> None:
+        (tmp_path / "memory.max").write_text(f"{nbytes}\n")
+        memory_limit.machine_memory.cache_clear()
 
-        assert peak_of(refuse) < 1 << 20
+    monkeypatch.setattr(memory_limit, "_CGROUP_LIMIT", tmp_path / "memory.max")
+    yield set_limit
+    memory_limit.machine_memory.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def constant_frames(tmp_path_factory, make_frozen) -> Path:
+    """280 transitions of 1000 x 1000 black pixels as our own writer compresses them."""
+    arrays = make_frozen(length=280).to_dict() | {"_OBS_KEY_image": np.zeros((281, 1000, 1000), np.uint8)}
+    folder = tmp_path_factory.mktemp("constant")
+    return save_trajectory(FrozenTraj.from_dict(arrays), folder / "x", "npz-compressed", "env")
+
+
+def test_whatever_our_writer_compresses_our_reader_reads(constant_frames):
+    assert constant_frames.stat().st_size < 1 << 20, "a thousandth"
+    trajectory = load_trajectory(constant_frames)
+    assert trajectory.obs["image"].shape == (281, 1000, 1000)
+    assert not trajectory.obs["image"].any()
+
+
+def test_content_that_shrinks_out_of_proportion_may_not_fill_the_memory(constant_frames, memory):
+    memory(1 << 30)
+
+    def refuse() -> None:
+        with pytest.raises(CorruptTrajectoryError, match="a quarter of the memory"):
+            load_trajectory(constant_frames)
+
+    assert peak_of(refuse) < 1 << 20, "it is refused before it is inflated"
+
+
+def test_a_window_of_what_would_fill_the_memory_takes_that_of_the_window(constant_frames, memory):
+    memory(1 << 30)
+    windows = []
+    assert peak_of(lambda: windows.append(load_slice(constant_frames, 270, 272))) < 8 << 20
+    assert windows[0].obs["image"].shape == (3, 1000, 1000)
+
+
+def test_a_header_that_claims_more_than_its_stream_could_give_is_refused_before_it_is_inflated(
+    tmp_path, arrays
+):
+    path = write_zip(tmp_path / "x.npz", arrays.items(), zipfile.ZIP_DEFLATED)
+    with (
+        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("_OBS_KEY_zeros.npy", "w") as member,
+    ):
+        header = {"descr": "|u1", "fortran_order": False, "shape": (8, 10**8)}
+        np.lib.format.write_array_header_1_0(member, header)
+        member.write(bytes(10**5))
+
+    def refuse() -> None:
+        with pytest.raises(CorruptTrajectoryError, match="claims 800000000 bytes"):
+            load_trajectory(path)
+
+    assert peak_of(refuse) < 1 << 20
 
 
 def test_a_window_of_a_compressed_file_takes_the_memory_of_the_window(tmp_path, make_frozen):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, save_trajectory
+from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, memory_limit, save_trajectory
 from amago.loading import DiskTrajDataset, drawing, files, quarantine
 from amago.loading import reader as reading
 from amago.loading.batches import BatchLoader
@@ -50,8 +50,19 @@ def twice_the_same_member(folder: Path, traj: FrozenTraj) -> None:
 
 
 def bomb(folder: Path, traj: FrozenTraj) -> None:
-    zeros = np.zeros((len(traj) + 1, 50_000_000), np.uint8)
+    zeros = np.zeros((len(traj) + 1, 60_000_000), np.uint8)
     archive(folder / "env_00000100_1.npz", traj, ("_OBS_KEY_zeros", zeros), method=zipfile.ZIP_DEFLATED)
+
+
+def header_of_gigabytes(folder: Path, traj: FrozenTraj) -> None:
+    archive(folder / "env_00000100_1.npz", traj, method=zipfile.ZIP_DEFLATED)
+    with (
+        zipfile.ZipFile(folder / "env_00000100_1.npz", "a", zipfile.ZIP_DEFLATED) as target,
+        target.open("_OBS_KEY_zeros.npy", "w") as member,
+    ):
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(traj) + 1, 10**9)}
+        np.lib.format.write_array_header_1_0(member, header)
+        member.write(bytes(10**5))
 
 
 def header_of_terabytes(folder: Path, traj: FrozenTraj) -> None:
@@ -86,6 +97,7 @@ HOSTILE = [
     pickled_member,
     twice_the_same_member,
     bomb,
+    header_of_gigabytes,
     header_of_terabytes,
     header_that_is_a_list,
     rows_missing,
@@ -102,6 +114,7 @@ def test_a_hostile_file_is_quarantined_at_no_cost(
     make_dataset, fill, make_traj, numbers, tmp_path, monkeypatch, put, relabeler
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory_limit, "SHARE_OF_MEMORY", 0.0)
     dataset: DiskTrajDataset = make_dataset(relabeler=relabeler)
     fill(dataset.fifo.path, 2)
     put(dataset.fifo.path, make_traj(5))
@@ -121,7 +134,7 @@ def test_a_hostile_file_is_quarantined_at_no_cost(
 def test_loader_workers_and_quarantines_go_together(make_dataset, fill, make_traj) -> None:
     dataset = make_dataset(items=40)
     fill(dataset.fifo.path, 2)
-    bomb(dataset.fifo.path, make_traj(5))
+    header_of_gigabytes(dataset.fifo.path, make_traj(5))
     loader = BatchLoader(dataset, batch_size=10, batches_per_epoch=4, workers=2, device="cpu", seed=0)
     for epoch in range(2):
         assert {n for b in loader.epoch(epoch) for n in b.obs["observation"][:, 0, 0].tolist()} == {0, 1}

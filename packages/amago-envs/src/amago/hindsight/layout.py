@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from amago.hindsight.memory_limit import check_affordable
 from amago.hindsight.npz import stored_arrays
 from amago.hindsight.stored_array import Source, StoredArray, open_regular
 from amago.hindsight.timestep import Array
@@ -25,8 +26,6 @@ TRAJ_VERSION = "1"
 SUFFIXES = (".npz", ".traj")
 TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
 _MOST_HEADER_BYTES = 1 << 22
-# Content that shrinks more than this, and takes this much memory, is taken for an attack on the latter.
-_MOST_SHRUNK, _HARMLESS_BYTES = 200, 1 << 28
 _TRAJ_DTYPES = {
     "BOOL": "?",
     **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
@@ -96,27 +95,28 @@ class TrajectoryLayout:
 
         Raises:
             IndexError: if the file does not hold them.
-            ValueError: if the data is cut off or damaged.
+            ValueError: if the data is cut off or damaged, or shrank as if made to fill the memory.
         """
         if not 0 <= start <= stop <= self.length:
             raise IndexError(f"[{start}, {stop}) is no slice of a trajectory of {self.length} transitions")
+        stops = [stop + (array.name not in TRANSITION_ARRAYS) for array in self.arrays]
+        check_affordable(
+            sum(_memory_of(array, last - start) for array, last in zip(self.arrays, stops, strict=True)),
+            self.identity.size,
+        )
         rows: dict[str, Array] = {
-            array.name: array.read(file, start, stop + (array.name not in TRANSITION_ARRAYS))
-            for array in self.arrays
+            array.name: array.read(file, start, last) for array, last in zip(self.arrays, stops, strict=True)
         }
         return FrozenTraj.from_dict(rows)
 
 
 def _check_together(arrays: list[StoredArray], file_bytes: int) -> None:
-    """Raises ValueError if arrays have one name or lie in one place, or their content is out of proportion."""
+    """Raises ValueError if arrays have one name or lie in one place."""
     names = {array.name for array in arrays}
     if len(names) < len(arrays):
         raise ValueError(f"it holds {len(arrays)} arrays under {len(names)} names")
     if sum(array.stored_bytes for array in arrays) > file_bytes:
         raise ValueError("arrays lie over one another")
-    nbytes = sum(array.nbytes for array in arrays)
-    if nbytes > max(_HARMLESS_BYTES, _MOST_SHRUNK * file_bytes):
-        raise ValueError(f"it claims to hold {nbytes} bytes in a file of {file_bytes}")
 
 
 def held_as(array: StoredArray) -> np.dtype[np.generic]:
@@ -128,6 +128,13 @@ def held_as(array: StoredArray) -> np.dtype[np.generic]:
 def _held_as(array: StoredArray) -> np.dtype[np.generic]:
     dtype = np.dtype(FIELD_DTYPES.get(array.name, array.dtype))
     return dtype if np.can_cast(array.dtype, dtype, casting="same_kind") else array.dtype
+
+
+def _memory_of(array: StoredArray, rows: int) -> int:
+    """Bytes that reading rows of it takes, those of another dtype or order included."""
+    read = array.nbytes if array.fortran_order else array.row_bytes * rows
+    held = held_as(array).itemsize
+    return read if held == array.dtype.itemsize else read + read // array.dtype.itemsize * held
 
 
 @contextlib.contextmanager
