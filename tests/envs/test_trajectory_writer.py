@@ -106,6 +106,14 @@ def test_the_caller_writes_small_files_while_the_disk_is_quick(writer, counter, 
 
 
 @pytest.mark.usefixtures("eager")
+def test_compressing_is_left_to_the_thread(tmp_path, counter, make_frozen):
+    writer = TrajectoryWriter(tmp_path, "npz-compressed", counter)
+    put(writer, make_frozen(), range(2))
+    writer.stop()
+    assert by_the_caller(counter) == [False, False]
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_large_file_and_what_comes_after_it_are_left_to_the_thread(
     writer, counter, make_frozen, monkeypatch
 ):
