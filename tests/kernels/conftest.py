@@ -17,7 +17,7 @@ import torch
 
 from amago.kernels import cuda, examples, testing
 from amago.kernels.backends import Backend, Unsupported, operations
-from amago.kernels.compile import Extension, cpu_features
+from amago.kernels.compile import SHARED, Extension, cpu_features
 from amago.kernels.triton_runtime import INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,8 @@ class OnCpu(Extension):
     of: Extension = field(kw_only=True)
 
     def source_key(self):
-        sources = [*self.of.sources, *self.of.sources[0].parent.glob("*.h"), *HEADERS.glob("*.h")]
+        folders = (self.of.sources[0].parent, SHARED, HEADERS)
+        sources = [*self.of.sources, *(header for folder in folders for header in folder.glob("*.h"))]
         setting = repr((self.sources[0].read_text(), cpu_features(), sys.version))
         return hashlib.sha256(b"".join(map(Path.read_bytes, sources)) + setting.encode()).hexdigest()[:20]
 

@@ -11,6 +11,7 @@ from amago.kernels.scan import triton_backward as scan_backward
 from amago.kernels.scan import triton_kernels as scan
 from amago.kernels.triton_runtime import INTERPRETED
 from amago.kernels.two_hot import triton_kernels as two_hot
+from amago.kernels.two_hot.triton_blocks import rows_of_program
 
 assert not INTERPRETED, "these tests are for a process without TRITON_INTERPRET"
 MOST_SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of a program on an A100 and on a Hopper
@@ -128,7 +129,7 @@ def test_two_hot_kernels_read_and_write_sixteen_bytes_at_a_time(compile_for_gpu,
     for kernel, options in TWO_HOT:
         writes = "backward" in kernel.__name__
         crowded = options.get("GAUSS", False) or (writes and dtype == "*fp32")
-        rows = two_hot.rows_of_program(128, crowded)
+        rows = rows_of_program(128, crowded)
         found = compile_for_gpu(kernel, capability, arguments | options | {"R": rows})
         assert WIDE_LOAD in found.ptx
         assert not writes or WIDE_STORE in found.ptx

@@ -69,6 +69,41 @@ def _joined(largest, total, mixed):
 
 
 @triton.jit
+def _new_slot(
+    query, k, v, key_at, value_at, row, head, feature, k0, k2, k3, v0, v2, v3, positions, base,
+    D: tl.constexpr, NEW_UNIT: tl.constexpr,
+):  # fmt: skip
+    """Writes this step's keys and values (G, P) to the cache. Products with queries (G), and values as cached."""
+    key = _rotated(k, row, head, feature, k0, k2, k3, positions, base, D, NEW_UNIT)
+    value = _new_head(v, row, head, feature, v0, v2, v3, D, NEW_UNIT)
+    key, value = key.to(key_at.dtype.element_ty), value.to(value_at.dtype.element_ty)
+    real = (feature < D)[None, :]
+    tl.store(key_at, key, real)
+    tl.store(value_at, value, real)
+    return tl.sum(query * key.to(tl.float32), axis=1), value.to(tl.float32)
+
+
+@triton.jit
+def _slots(index, oldest, start, sinks, size, WINDOW: tl.constexpr):
+    """Positions (S) of what is seen before the new step, number `index` of it, and their slots."""
+    position = index
+    if WINDOW:
+        position = tl.where(index < sinks, index, start + index - sinks)
+    slot = oldest + position
+    return position, tl.where(slot >= size, slot - size, slot).to(tl.int64)
+
+
+@triton.jit
+def _added(largest, total, mixed, score, value):
+    """Softmaxes (S, G) with one more score and value each."""
+    before = largest
+    largest = tl.maximum(largest, score)
+    shift = tl.where(largest == float("-inf"), 0.0, largest)
+    weight, old = tl.exp2(score - shift), tl.exp2(before - shift)
+    return largest, total * old + weight, mixed * old[:, :, None] + weight[:, :, None] * value.to(tl.float32)
+
+
+@triton.jit
 def _ring(
     q, k, v, keys, values, lengths, positions, out, part_max, part_sum, part_mixed,
     heads, size, splits, window, sink, sink_bias, clip, scale, base,
@@ -104,26 +139,20 @@ def _ring(
     at_key = head[:, None] * (keys2 * UNIT) + feature[None, :] * keys3
     at_value = head[:, None] * (values2 * UNIT) + feature[None, :] * values3
     if split == 0:
-        key = _rotated(k, row, head, feature, k0, k2, k3, positions, base, D, NEW_UNIT)
-        value = _new_head(v, row, head, feature, v0, v2, v3, D, NEW_UNIT)
-        key, value = key.to(keys.dtype.element_ty), value.to(values.dtype.element_ty)
-        real = (feature < D)[None, :]
-        tl.store(keys_of + current.to(tl.int64) * (keys1 * UNIT) + at_key, key, real)
-        tl.store(values_of + current.to(tl.int64) * (values1 * UNIT) + at_value, value, real)
-        score = tl.sum(query * key.to(tl.float32), axis=1)[None, :]
-        score = _bounded(score, lane * 0 + now < sink, sink_bias, clip, BIAS, CLIP)
+        key_at = keys_of + current.to(tl.int64) * (keys1 * UNIT) + at_key
+        value_at = values_of + current.to(tl.int64) * (values1 * UNIT) + at_value
+        score, value = _new_slot(
+            query, k, v, key_at, value_at, row, head, feature, k0, k2, k3, v0, v2, v3, positions, base, D, NEW_UNIT
+        )  # fmt: skip
+        score = _bounded(score[None, :], lane * 0 + now < sink, sink_bias, clip, BIAS, CLIP)
         new = (lane == 0)[:, None]
         largest = tl.where(new, score, largest)
         total = tl.where(new, 1.0, total)
-        mixed = tl.where(new[:, :, None], value.to(tl.float32)[None, :, :], mixed)
+        mixed = tl.where(new[:, :, None], value[None, :, :], mixed)
 
     for at in range(begin, end, S):
         index = at + lane
-        position = index
-        if WINDOW:
-            position = tl.where(index < sinks, index, start + index - sinks)
-        slot = oldest + position
-        slot = tl.where(slot >= size, slot - size, slot).to(tl.int64)
+        position, slot = _slots(index, oldest, start, sinks, size, WINDOW)
         seen = index < end
         real = seen[:, None, None] & (feature < D)[None, None, :]
         key = tl.load(keys_of + (slot * (keys1 * UNIT))[:, None, None] + at_key[None, :, :], real, 0.0)
@@ -133,12 +162,7 @@ def _ring(
         score = tl.sum(key.to(tl.float32) * query[None, :, :], axis=2)
         score = _bounded(score, position < sink, sink_bias, clip, BIAS, CLIP)
         score = tl.where(seen[:, None], score, float("-inf"))
-        before = largest
-        largest = tl.maximum(largest, score)
-        shift = tl.where(largest == float("-inf"), 0.0, largest)
-        weight, old = tl.exp2(score - shift), tl.exp2(before - shift)
-        total = total * old + weight
-        mixed = mixed * old[:, :, None] + weight[:, :, None] * value.to(tl.float32)
+        largest, total, mixed = _added(largest, total, mixed, score, value)
 
     top, whole, result = _joined(largest, total, mixed)
     own = row * heads + head

@@ -14,7 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from amago.kernels.scan.triton_kernels import CHUNK, inputs, load, sigmoid, strides_of, widths
+from amago.kernels.scan.triton_kernels import (
+    CHUNK,
+    inputs,
+    load,
+    parameters,
+    put,
+    sigmoid,
+    strides_of,
+    widths,
+)
 from amago.kernels.triton_runtime import on_device_of
 
 # States of a program of one warp: more than forward, for every program that shares B and C writes their gradients.
@@ -26,6 +35,32 @@ def _gate_backward(dy, gate, out):
     """Gradients of what enters the gate and of the gate, given that of y = out * gate * sigmoid(gate)."""
     open_ = sigmoid(gate)
     return dy * gate * open_, dy * out * open_ * (1.0 + gate * (1.0 - open_))
+
+
+@triton.jit
+def _states_again(
+    h, rates, before_at, u, delta, B, row, d, n, first, steps, shift, inside, states,
+    u0, u1, u2, delta0, delta1, delta2, B0, B1, B2,
+    SOFTPLUS: tl.constexpr, E: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Writes the states before each of some steps, h before the first, to the workspace."""
+    for i in range(steps):
+        tl.store(before_at + i * (E * W), h)
+        x, write, step, _ = inputs(
+            u, delta, B, row, d, n, first + i, shift, inside, states,
+            u0, u1, u2, delta0, delta1, delta2, B0, B1, B2, SOFTPLUS,
+        )  # fmt: skip
+        h = tl.exp(step[:, None] * rates) * h + (step * x)[:, None] * write[None, :]
+
+
+@triton.jit
+def _step_backward(g, kept, x, write, step, before_softplus, rates, SOFTPLUS: tl.constexpr):
+    """Gradients of step * u (E), of delta (E) and of A (E, W), given g, that of the states. `kept` = decay * h."""
+    through_input, through_decay = tl.sum(g * write[None, :], axis=1), g * kept
+    d_step = through_input * x + tl.sum(through_decay * rates, axis=1)
+    if SOFTPLUS:
+        d_step *= tl.where(before_softplus > 20.0, 1.0, sigmoid(before_softplus))
+    return through_input, d_step, through_decay * step[:, None]
 
 
 @triton.jit
@@ -47,12 +82,7 @@ def _backward(
     inside, states = d < channels, n < N
     tile = inside[:, None] & states[None, :]
     own = (row * channels + d[:, None]) * N + n[None, :]
-    rates = load(A + d[:, None] * A0 + n[None, :] * A1, tile)
-    shift, skip = tl.zeros((E,), tl.float32), tl.zeros((E,), tl.float32)
-    if bias is not None:
-        shift = load(bias + d, inside)
-    if D is not None:
-        skip = load(D + d, inside)
+    rates, skip, shift = parameters(A, D, bias, d, n, inside, tile, A0, A1, E)
     program = group * rows + row
     before_at = workspace + program * (T * E * W) + tl.arange(0, E)[:, None] * W + n[None, :]
     shared_at = program * length * N + n
@@ -65,14 +95,10 @@ def _backward(
         first = chunk * T
         steps = tl.minimum(T, length - first)
         start_at = starts + ((chunk * rows + row) * channels + d[:, None]) * N + n[None, :]
-        h = tl.load(start_at, tile, 0.0)
-        for i in range(steps):
-            tl.store(before_at + i * (E * W), h)
-            x, write, step, _ = inputs(
-                u, delta, B, row, d, n, first + i, shift, inside, states,
-                u0, u1, u2, delta0, delta1, delta2, B0, B1, B2, SOFTPLUS,
-            )  # fmt: skip
-            h = tl.exp(step[:, None] * rates) * h + (step * x)[:, None] * write[None, :]
+        _states_again(
+            tl.load(start_at, tile, 0.0), rates, before_at, u, delta, B, row, d, n, first, steps, shift, inside,
+            states, u0, u1, u2, delta0, delta1, delta2, B0, B1, B2, SOFTPLUS, E, W,
+        )  # fmt: skip
         tl.debug_barrier()  # the workspace is written
         for back in range(steps):
             i = steps - 1 - back
@@ -89,24 +115,19 @@ def _backward(
             if z is not None:
                 gate = load(z + row * z0 + d * z1 + t * z2, inside)
                 dy, dz = _gate_backward(dy, gate, tl.sum(h * read[None, :], axis=1) + skip * x)
-                grad_z_at = grad_z + row * grad_z0 + d * grad_z1 + t * grad_z2
-                tl.store(grad_z_at, dz.to(grad_z.dtype.element_ty), inside)
+                put(grad_z, row, d, t, grad_z0, grad_z1, grad_z2, dz, inside)
             tl.store(part_C + shared_at + t * N, tl.sum(h * dy[:, None], axis=0), states)
             g = carry + dy[:, None] * read[None, :]
             tl.store(part_B + shared_at + t * N, tl.sum(g * (step * x)[:, None], axis=0), states)
-            through_input, through_decay = tl.sum(g * write[None, :], axis=1), g * kept
-            d_step = through_input * x + tl.sum(through_decay * rates, axis=1)
-            if SOFTPLUS:
-                d_step *= tl.where(before_softplus > 20.0, 1.0, sigmoid(before_softplus))
-            sum_A += through_decay * step[:, None]
+            through_input, d_step, d_rates = _step_backward(
+                g, kept, x, write, step, before_softplus, rates, SOFTPLUS
+            )  # fmt: skip
+            sum_A += d_rates
             sum_D += dy * x
             sum_shift += d_step
             carry = g * decay
-            du = through_input * step + dy * skip
-            grad_u_at = grad_u + row * grad_u0 + d * grad_u1 + t * grad_u2
-            tl.store(grad_u_at, du.to(grad_u.dtype.element_ty), inside)
-            grad_delta_at = grad_delta + row * grad_delta0 + d * grad_delta1 + t * grad_delta2
-            tl.store(grad_delta_at, d_step.to(grad_delta.dtype.element_ty), inside)
+            put(grad_u, row, d, t, grad_u0, grad_u1, grad_u2, through_input * step + dy * skip, inside)
+            put(grad_delta, row, d, t, grad_delta0, grad_delta1, grad_delta2, d_step, inside)
         tl.debug_barrier()  # the workspace is read
     tl.store(grad_initial + own, carry, tile)
     tl.store(part_A + own, sum_A, tile)

@@ -43,6 +43,24 @@ def load(pointer, inside):
 
 
 @triton.jit
+def put(out, row, d, t, out0, out1, out2, x, inside):
+    """Writes numbers (E) of a row at time t, rounded to what the tensor holds."""
+    tl.store(out + row * out0 + d * out1 + t * out2, x.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def parameters(A, D, bias, d, n, inside, tile, A0, A1, E: tl.constexpr):
+    """What the channels d are told once: rates (E, W), weights of the direct way (E), shifts of the steps (E)."""
+    rates = load(A + d[:, None] * A0 + n[None, :] * A1, tile)
+    shift, skip = tl.zeros((E,), tl.float32), tl.zeros((E,), tl.float32)
+    if bias is not None:
+        shift = load(bias + d, inside)
+    if D is not None:
+        skip = load(D + d, inside)
+    return rates, skip, shift
+
+
+@triton.jit
 def inputs(
     u, delta, B, row, d, n, t, shift, inside, states, u0, u1, u2, delta0, delta1, delta2, B0, B1, B2,
     SOFTPLUS: tl.constexpr,
@@ -70,15 +88,10 @@ def _forward(
     n = tl.arange(0, W)
     inside, states = d < channels, n < N
     tile = inside[:, None] & states[None, :]
-    rates = load(A + d[:, None] * A0 + n[None, :] * A1, tile)
+    rates, skip, shift = parameters(A, D, bias, d, n, inside, tile, A0, A1, E)
     h = tl.zeros((E, W), tl.float32)
     if initial is not None:
         h = load(initial + row * initial0 + d[:, None] * initial1 + n[None, :] * initial2, tile)
-    shift, skip = tl.zeros((E,), tl.float32), tl.zeros((E,), tl.float32)
-    if bias is not None:
-        shift = load(bias + d, inside)
-    if D is not None:
-        skip = load(D + d, inside)
     for chunk in range(tl.cdiv(length, T)):
         if SAVE:
             start_at = starts + ((chunk * rows + row) * channels + d[:, None]) * N + n[None, :]
@@ -94,7 +107,7 @@ def _forward(
             if z is not None:
                 gate = load(z + row * z0 + d * z1 + t * z2, inside)
                 out *= gate * sigmoid(gate)
-            tl.store(y + row * y0 + d * y1 + t * y2, out.to(y.dtype.element_ty), inside)
+            put(y, row, d, t, y0, y1, y2, out, inside)
     tl.store(last + (row * channels + d[:, None]) * N + n[None, :], h, tile)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from amago.kernels.native import DTYPES, TWO_HOT_CUDA
 from amago.kernels.two_hot.bins import Bins
-from amago.kernels.two_hot.rows import RowAxes
+from amago.kernels.two_hot.rows import Operands, RowAxes
 
 _ABSENT = (0, (0, 0, 0), 0)
 
@@ -19,7 +18,7 @@ def _run(
     axes: RowAxes,
     bins: Bins,
     sharpness: float,
-    operands: Sequence[Tensor | None],
+    operands: Operands,
     places: Sequence[int],
 ) -> None:
     """Runs a kernel over all rows.
@@ -52,42 +51,21 @@ def _run(
         )
 
 
-def cross_entropy(
-    axes: RowAxes,
-    logits: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    weight: Tensor | None,
-    loss: Tensor,
-    bins: Bins,
-    sharpness: float,
-) -> None:
-    """Fills `loss`; target, weight and loss are float32."""
-    operands = (logits, target, mask, weight, loss)
+def cross_entropy(axes: RowAxes, operands: Operands, bins: Bins, sharpness: float) -> None:
+    """Fills the last of the operands: logits, target, mask, weight and loss; all but the logits float32."""
     _run("loss", axes, bins, sharpness, operands, (0, 1, 2, 3, 5))
 
 
-def cross_entropy_backward(
-    axes: RowAxes,
-    logits: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    weight: Tensor | None,
-    grad: Tensor,
-    out: Tensor,
-    bins: Bins,
-    sharpness: float,
-) -> None:
-    """Fills `out` with the gradient of the logits; target, weight and grad are float32."""
-    operands = (logits, target, mask, weight, grad, out)
+def cross_entropy_backward(axes: RowAxes, operands: Operands, bins: Bins, sharpness: float) -> None:
+    """Fills the last of the operands: logits, target, mask, weight, the loss's gradient, and the logits'."""
     _run("loss_gradient", axes, bins, sharpness, operands, range(6))
 
 
-def mean(axes: RowAxes, logits: Tensor, value: Tensor, bins: Bins) -> None:
-    """Fills `value`, float32, with the expected returns."""
-    _run("mean", axes, bins, 0.0, (logits, value), (0, 5))
+def mean(axes: RowAxes, operands: Operands, bins: Bins) -> None:
+    """Fills the last of the operands: logits and expected returns, float32."""
+    _run("mean", axes, bins, 0.0, operands, (0, 5))
 
 
-def mean_backward(axes: RowAxes, logits: Tensor, grad: Tensor, out: Tensor, bins: Bins) -> None:
-    """Fills `out` with the gradient of the logits; grad is float32."""
-    _run("mean_gradient", axes, bins, 0.0, (logits, grad, out), (0, 4, 5))
+def mean_backward(axes: RowAxes, operands: Operands, bins: Bins) -> None:
+    """Fills the last of the operands: logits, the gradient of the returns, float32, and that of the logits."""
+    _run("mean_gradient", axes, bins, 0.0, operands, (0, 4, 5))

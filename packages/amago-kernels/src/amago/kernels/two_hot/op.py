@@ -48,12 +48,13 @@ def cross_entropy(
     *rows, n = logits.shape
     bins = Bins(low, high, n, symlog)
     loss = logits.new_empty(rows, dtype=torch.float32)
-    axes = row_axes(rows, (logits, target, mask, weight, loss))
+    operands = (logits, target, mask, weight, loss)
+    axes = row_axes(rows, operands)
     if axes is None:
         dense = (logits.contiguous(), target.contiguous(), _dense(mask), _dense(weight))
         return cross_entropy(*dense, low, high, symlog, sharpness, kernels)
     if axes.rows:
-        _launcher(kernels).cross_entropy(axes, logits, target, mask, weight, loss, bins, sharpness)
+        _launcher(kernels).cross_entropy(axes, operands, bins, sharpness)
     return loss
 
 
@@ -73,13 +74,13 @@ def _cross_entropy_backward(
     *rows, n = logits.shape
     bins = Bins(low, high, n, symlog)
     out = torch.empty_like(logits)
-    axes = row_axes(rows, (logits, target, mask, weight, grad, out))
+    operands = (logits, target, mask, weight, grad, out)
+    axes = row_axes(rows, operands)
     if axes is None:
         dense = (grad.contiguous(), logits.contiguous(), target.contiguous(), _dense(mask), _dense(weight))
         return out.copy_(_cross_entropy_backward(*dense, low, high, symlog, sharpness, kernels))
     if axes.rows:
-        launcher = _launcher(kernels)
-        launcher.cross_entropy_backward(axes, logits, target, mask, weight, grad, out, bins, sharpness)
+        _launcher(kernels).cross_entropy_backward(axes, operands, bins, sharpness)
     return out
 
 
@@ -91,7 +92,7 @@ def expected_return(logits: Tensor, low: float, high: float, symlog: bool, kerne
     if axes is None:
         return expected_return(logits.contiguous(), low, high, symlog, kernels)
     if axes.rows:
-        _launcher(kernels).mean(axes, logits, value, Bins(low, high, n, symlog))
+        _launcher(kernels).mean(axes, (logits, value), Bins(low, high, n, symlog))
     return value
 
 
@@ -106,7 +107,7 @@ def _expected_return_backward(
         dense = (grad.contiguous(), logits.contiguous())
         return out.copy_(_expected_return_backward(*dense, low, high, symlog, kernels))
     if axes.rows:
-        _launcher(kernels).mean_backward(axes, logits, grad, out, Bins(low, high, n, symlog))
+        _launcher(kernels).mean_backward(axes, (logits, grad, out), Bins(low, high, n, symlog))
     return out
 
 

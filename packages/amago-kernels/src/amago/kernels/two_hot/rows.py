@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 MAX_AXES = 3
+Operands = Sequence[Tensor | None]  # of a kernel, None for one not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class RowAxes:
         return True
 
 
-def row_axes(shape: Sequence[int], tensors: Sequence[Tensor | None]) -> RowAxes | None:
+def row_axes(shape: Sequence[int], tensors: Operands) -> RowAxes | None:
     """The merged axes of tensors that broadcast to `shape`; None if there are more than MAX_AXES.
 
     Args:

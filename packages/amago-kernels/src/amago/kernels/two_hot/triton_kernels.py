@@ -3,115 +3,32 @@
 A row of bins lies in registers whole, so the softmax needs no second look at it, and the backward pass finds it
 again from the logits that it has to read anyway: nothing is kept but the inputs. Labels are computed where they
 are used, from the scalar target. What limits a pass over logits in half precision is the arithmetic as much as the
-memory, so there is little of it: see `rows_of_program`.
+memory, so there is little of it: see `triton_blocks.rows_of_program`.
 
-Rows are numbered through up to three axes (see `rows`), by which every tensor has strides of its own.
+What the kernels share is in `triton_blocks`: how rows are found and read, their softmax, the labels.
 
 Shapes: R rows of a tile, N bins, W the power of two that N fits in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from amago.kernels.triton_numbers import expm1, log1p
-from amago.kernels.triton_runtime import on_device_of
+from amago.kernels.triton_numbers import expm1
 from amago.kernels.two_hot.bins import Bins
-from amago.kernels.two_hot.rows import RowAxes
-
-_THREADS = 128
-_TILE = 16384  # numbers: 128 for each thread
-_SMALL_TILE = 4096  # where float32 gradients or labels of many bins need registers beside the logits
-_LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _place(row, size1, size2, stride0, stride1, stride2, AXES: tl.constexpr):
-    """Where rows (R) of one tensor begin; with fewer axes the outer ones are absent."""
-    if AXES == 1:
-        return row.to(tl.int64) * stride2
-    outer = row // size2
-    place = (row % size2).to(tl.int64) * stride2
-    if AXES == 2:
-        return place + outer.to(tl.int64) * stride1
-    return place + (outer % size1).to(tl.int64) * stride1 + (outer // size1).to(tl.int64) * stride0
-
-
-@triton.jit
-def _row(row, rows, mask, size1, size2, mask0, mask1, mask2, AXES: tl.constexpr):
-    """Which rows (R) there are, and which of them the mask leaves."""
-    inside = row < rows
-    live = inside
-    if mask is not None:
-        kept = tl.load(mask + _place(row, size1, size2, mask0, mask1, mask2, AXES), inside, 0)
-        live = live & kept.to(tl.int1)
-    return inside, live
-
-
-@triton.jit
-def _logits(logits, place, bins, logits_bin, live, N: tl.constexpr, W: tl.constexpr):
-    """Rows (R, W) of logits as float32; -inf beyond the last bin and where a row is not live."""
-    at = logits + place[:, None] + bins.to(tl.int64)[None, :] * logits_bin
-    there = live[:, None]
-    if N < W:
-        there = there & (bins < N)[None, :]
-    return tl.load(at, there, -float("inf")).to(tl.float32)
-
-
-@triton.jit
-def _store(out, place, bins, out_bin, inside, x, N: tl.constexpr, W: tl.constexpr):
-    """Writes rows (R, W) of gradients."""
-    at = out + place[:, None] + bins.to(tl.int64)[None, :] * out_bin
-    there = inside[:, None]
-    if N < W:
-        there = there & (bins < N)[None, :]
-    tl.store(at, x.to(out.dtype.element_ty), there)
-
-
-@triton.jit
-def _softmax(x, live):
-    """exp(x - max) (R, W), its sums (R) and the maxima (R) of rows (R, W), finite where a row is not live."""
-    top = tl.where(live, tl.max(x, axis=1), 0.0)
-    e = tl.exp2((x - top[:, None]) * _LOG2E)
-    return e, tl.where(live, tl.sum(e, axis=1), 1.0), top
-
-
-@triton.jit
-def _position(target, low, high, start, per_width, N: tl.constexpr, SYMLOG: tl.constexpr):
-    """`Bins.position` of targets (R). Comparisons, not minima: a NaN has to stay one."""
-    x = tl.where(target < low, low, target)
-    x = tl.where(x > high, high, x)
-    if SYMLOG:
-        size = log1p(tl.abs(x))
-        x = tl.where(x < 0.0, -size, size)
-    position = (x - start) * per_width
-    position = tl.where(position < 0.0, 0.0, position)
-    return tl.where(position > N - 1.0, N - 1.0, position)
-
-
-@triton.jit
-def _gauss(position, bins, sharpness, N: tl.constexpr):
-    """Labels (R, W) of a normal distribution around positions (R); 0 beyond the last bin."""
-    away = bins.to(tl.float32)[None, :] - position[:, None]
-    between = tl.erf((away + 0.5) * sharpness) - tl.erf((away - 0.5) * sharpness)
-    total = tl.erf((N - 0.5 - position) * sharpness) - tl.erf((-0.5 - position) * sharpness)
-    return tl.where(bins[None, :] < N, between / total[:, None], 0.0)
-
-
-@triton.jit
-def _likely(logits, place, logits_bin, live, top, position, N: tl.constexpr):
-    """sum_j label_j (x_j - top) (R) of two-hot labels: the two logits are read again, from the nearest cache."""
-    low = tl.where(position == position, position, 0.0).to(tl.int32)
-    share = position - low.to(tl.float32)
-    at = logits + place + low.to(tl.int64) * logits_bin
-    lower = tl.load(at, live, 0.0).to(tl.float32) - top
-    upper = tl.load(at + logits_bin, live & (low < N - 1), 0.0).to(tl.float32) - top
-    return (1.0 - share) * lower + tl.where(share == 0.0, 0.0, share * upper)
+from amago.kernels.two_hot.rows import Operands, RowAxes
+from amago.kernels.two_hot.triton_blocks import (
+    gauss,
+    launch,
+    likely_of,
+    logits_of,
+    place,
+    position_of,
+    rows_of,
+    softmax,
+    store,
+)
 
 
 @triton.jit
@@ -129,23 +46,23 @@ def _cross_entropy(
 ):  # fmt: skip
     """loss = weight * (log sum_j exp x_j - sum_j label_j x_j); 0 where the mask is false."""
     row, bins = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
-    inside, live = _row(row, rows, mask, size1, size2, mask0, mask1, mask2, AXES)
-    place = _place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
-    x = _logits(logits, place, bins, logits_bin, live, N, W)
-    goal = tl.load(target + _place(row, size1, size2, target0, target1, target2, AXES), live, 0.0)
-    position = _position(goal.to(tl.float32), low, high, start, per_width, N, SYMLOG)
-    _, total, top = _softmax(x, live)
+    inside, live = rows_of(row, rows, mask, size1, size2, mask0, mask1, mask2, AXES)
+    at = place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
+    x = logits_of(logits, at, bins, logits_bin, live, N, W)
+    goal = tl.load(target + place(row, size1, size2, target0, target1, target2, AXES), live, 0.0)
+    position = position_of(goal.to(tl.float32), low, high, start, per_width, N, SYMLOG)
+    _, total, top = softmax(x, live)
     if GAUSS:
-        label = _gauss(position, bins, sharpness, N)
+        label = gauss(position, bins, sharpness, N)
         likely = tl.sum(tl.where(label == 0.0, 0.0, label * (x - top[:, None])), axis=1)
     else:
-        likely = _likely(logits, place, logits_bin, live, top, position, N)
+        likely = likely_of(logits, at, logits_bin, live, top, position, N)
     result = tl.log(total) - likely
     if weight is not None:
-        weigh = tl.load(weight + _place(row, size1, size2, weight0, weight1, weight2, AXES), live, 0.0)
+        weigh = tl.load(weight + place(row, size1, size2, weight0, weight1, weight2, AXES), live, 0.0)
         result *= weigh.to(tl.float32)
-    place = _place(row, size1, size2, loss0, loss1, loss2, AXES)
-    tl.store(loss + place, tl.where(live, result, 0.0), inside)
+    at = place(row, size1, size2, loss0, loss1, loss2, AXES)
+    tl.store(loss + at, tl.where(live, result, 0.0), inside)
 
 
 @triton.jit
@@ -164,24 +81,24 @@ def _cross_entropy_backward(
 ):  # fmt: skip
     """d loss / d x_j = weight * (softmax_j - label_j), times the gradient of the loss; 0 where masked."""
     row, bins = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
-    inside, live = _row(row, rows, mask, size1, size2, mask0, mask1, mask2, AXES)
-    place = _place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
-    x = _logits(logits, place, bins, logits_bin, live, N, W)
-    goal = tl.load(target + _place(row, size1, size2, target0, target1, target2, AXES), live, 0.0)
-    scale = tl.load(grad + _place(row, size1, size2, grad0, grad1, grad2, AXES), live, 0.0).to(tl.float32)
+    inside, live = rows_of(row, rows, mask, size1, size2, mask0, mask1, mask2, AXES)
+    at = place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
+    x = logits_of(logits, at, bins, logits_bin, live, N, W)
+    goal = tl.load(target + place(row, size1, size2, target0, target1, target2, AXES), live, 0.0)
+    scale = tl.load(grad + place(row, size1, size2, grad0, grad1, grad2, AXES), live, 0.0).to(tl.float32)
     if weight is not None:
-        weigh = tl.load(weight + _place(row, size1, size2, weight0, weight1, weight2, AXES), live, 0.0)
+        weigh = tl.load(weight + place(row, size1, size2, weight0, weight1, weight2, AXES), live, 0.0)
         scale *= weigh.to(tl.float32)
-    position = _position(goal.to(tl.float32), low, high, start, per_width, N, SYMLOG)
-    e, total, _ = _softmax(x, live)
+    position = position_of(goal.to(tl.float32), low, high, start, per_width, N, SYMLOG)
+    e, total, _ = softmax(x, live)
     if GAUSS:
-        label = _gauss(position, bins, sharpness, N)
+        label = gauss(position, bins, sharpness, N)
     else:
         label = tl.maximum(1.0 - tl.abs(bins.to(tl.float32)[None, :] - position[:, None]), 0.0)
         scale = tl.where(position == position, scale, position)  # the maximum drops a NaN
     result = (e * (1.0 / total)[:, None] - label) * scale[:, None]  # of what is not live e and scale are 0
-    place = _place(row, size1, size2, out0, out1, out2, LOGITS_AXES)
-    _store(out, place, bins, out_bin, inside, result, N, W)
+    at = place(row, size1, size2, out0, out1, out2, LOGITS_AXES)
+    store(out, at, bins, out_bin, inside, result, N, W)
 
 
 @triton.jit
@@ -197,15 +114,15 @@ def _mean(
     """The expected support point, as a return."""
     row, bins = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
     inside = row < rows
-    place = _place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
-    x = _logits(logits, place, bins, logits_bin, inside, N, W)
-    e, total, _ = _softmax(x, inside)
+    at = place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
+    x = logits_of(logits, at, bins, logits_bin, inside, N, W)
+    e, total, _ = softmax(x, inside)
     point = start + width * bins.to(tl.float32)
     result = tl.sum(e * point[None, :], axis=1) / total
     if SYMLOG:
         size = expm1(tl.abs(result))
         result = tl.where(result < 0.0, -size, size)
-    tl.store(value + _place(row, size1, size2, value0, value1, value2, AXES), result, inside)
+    tl.store(value + place(row, size1, size2, value0, value1, value2, AXES), result, inside)
 
 
 @triton.jit
@@ -222,108 +139,43 @@ def _mean_backward(
     """d mean / d x_j = softmax_j (point_j - mean), times exp |mean| where the bins are in symlog."""
     row, bins = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
     inside = row < rows
-    place = _place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
-    x = _logits(logits, place, bins, logits_bin, inside, N, W)
-    scale = tl.load(grad + _place(row, size1, size2, grad0, grad1, grad2, AXES), inside, 0.0).to(tl.float32)
-    e, total, _ = _softmax(x, inside)
+    at = place(row, size1, size2, logits0, logits1, logits2, LOGITS_AXES)
+    x = logits_of(logits, at, bins, logits_bin, inside, N, W)
+    scale = tl.load(grad + place(row, size1, size2, grad0, grad1, grad2, AXES), inside, 0.0).to(tl.float32)
+    e, total, _ = softmax(x, inside)
     point = start + width * bins.to(tl.float32)
     mean = tl.sum(e * point[None, :], axis=1) / total
     if SYMLOG:
         scale *= tl.exp(tl.abs(mean))
     result = e * (scale / total)[:, None] * (point[None, :] - mean[:, None])
-    place = _place(row, size1, size2, out0, out1, out2, LOGITS_AXES)
-    _store(out, place, bins, out_bin, inside, result, N, W)
+    at = place(row, size1, size2, out0, out1, out2, LOGITS_AXES)
+    store(out, at, bins, out_bin, inside, result, N, W)
 
 
-def rows_of_program(width: int, crowded: bool) -> int:
-    """R: as many rows as there are threads, or as fit in their registers.
-
-    With so many Triton finds targets, masks and weights once per row; with fewer, once in each of the 16 or 32
-    threads that share a row, and that arithmetic then takes longer than the memory does.
-
-    Args:
-        width: W.
-        crowded: whether there is more in the registers than logits.
-    """
-    tile = _SMALL_TILE if crowded or width < _THREADS else _TILE
-    return max(1, tile // width)
+def _support(bins: Bins, sharpness: float) -> tuple[float, ...]:
+    """What the kernels of the losses are told of the bins, and of a normal distribution's labels."""
+    return (bins.low, bins.high, bins.start, 1.0 / bins.width, sharpness)
 
 
-def _launch(kernel: Any, axes: RowAxes, tensors: Sequence[Tensor | None], strides: Sequence[int],
-            numbers: Sequence[float], n: int, *, writes: bool, **constants: bool) -> None:  # fmt: skip
-    """Runs a kernel over all rows: tensors, sizes of the axes, strides, further numbers."""
-    width = triton.next_power_of_2(n)
-    first = tensors[0]
-    assert first is not None
-    size = rows_of_program(width, (writes and first.element_size() == 4) or constants.get("GAUSS", False))
-    whole = axes.evenly_spaced(0) and (not writes or axes.evenly_spaced(len(tensors) - 1))
-    with on_device_of(first):
-        kernel[(triton.cdiv(axes.rows, size),)](
-            *tensors, axes.rows, *axes.sizes[1:], *strides, *numbers,
-            N=n, W=width, R=size, AXES=axes.count, LOGITS_AXES=1 if whole else axes.count,
-            num_warps=_THREADS // 32, **constants,
-        )  # fmt: skip
-
-
-def cross_entropy(
-    axes: RowAxes,
-    logits: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    weight: Tensor | None,
-    loss: Tensor,
-    bins: Bins,
-    sharpness: float,
-) -> None:
-    """Fills `loss`; `axes` are those of logits, target, mask, weight and loss. Sharpness 0 means two-hot."""
-    of_logits, *of_others = axes.strides
-    strides = [*of_logits, logits.stride(-1), *(s for one in of_others for s in one)]
-    numbers = (bins.low, bins.high, bins.start, 1.0 / bins.width, sharpness)
+def cross_entropy(axes: RowAxes, operands: Operands, bins: Bins, sharpness: float) -> None:
+    """Fills the last of the operands: logits, target, mask, weight and loss. Sharpness 0 means two-hot."""
     kinds = {"SYMLOG": bins.symlog, "GAUSS": sharpness > 0.0}
-    _launch(
-        _cross_entropy,
-        axes,
-        (logits, target, mask, weight, loss),
-        strides,
-        numbers,
-        bins.n,
-        writes=False,
-        **kinds,
-    )
+    launch(_cross_entropy, axes, operands, _support(bins, sharpness), bins.n, **kinds)
 
 
-def cross_entropy_backward(
-    axes: RowAxes,
-    logits: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    weight: Tensor | None,
-    grad: Tensor,
-    out: Tensor,
-    bins: Bins,
-    sharpness: float,
-) -> None:
-    """Fills `out` with the gradient of the logits; `axes` are those of the tensors in order."""
-    of_logits, *of_others = axes.strides
-    strides = [*of_logits, logits.stride(-1), *(s for one in of_others for s in one), out.stride(-1)]
-    numbers = (bins.low, bins.high, bins.start, 1.0 / bins.width, sharpness)
+def cross_entropy_backward(axes: RowAxes, operands: Operands, bins: Bins, sharpness: float) -> None:
+    """Fills the last of the operands: logits, target, mask, weight, the loss's gradient, and the logits'."""
     kinds = {"SYMLOG": bins.symlog, "GAUSS": sharpness > 0.0}
-    tensors = (logits, target, mask, weight, grad, out)
-    _launch(_cross_entropy_backward, axes, tensors, strides, numbers, bins.n, writes=True, **kinds)
+    support = _support(bins, sharpness)
+    launch(_cross_entropy_backward, axes, operands, support, bins.n, writes=True, **kinds)
 
 
-def mean(axes: RowAxes, logits: Tensor, value: Tensor, bins: Bins) -> None:
-    """Fills `value` with the expected returns; `axes` are those of logits and value."""
-    of_logits, of_value = axes.strides
-    strides = [*of_logits, logits.stride(-1), *of_value]
+def mean(axes: RowAxes, operands: Operands, bins: Bins) -> None:
+    """Fills the last of the operands: logits and expected returns."""
+    launch(_mean, axes, operands, (bins.start, bins.width), bins.n, SYMLOG=bins.symlog)
+
+
+def mean_backward(axes: RowAxes, operands: Operands, bins: Bins) -> None:
+    """Fills the last of the operands: logits, the gradient of the returns, and that of the logits."""
     numbers = (bins.start, bins.width)
-    _launch(_mean, axes, (logits, value), strides, numbers, bins.n, writes=False, SYMLOG=bins.symlog)
-
-
-def mean_backward(axes: RowAxes, logits: Tensor, grad: Tensor, out: Tensor, bins: Bins) -> None:
-    """Fills `out` with the gradient of the logits; `axes` are those of logits, grad and out."""
-    of_logits, of_grad, of_out = axes.strides
-    strides = [*of_logits, logits.stride(-1), *of_grad, *of_out, out.stride(-1)]
-    numbers = (bins.start, bins.width)
-    tensors = (logits, grad, out)
-    _launch(_mean_backward, axes, tensors, strides, numbers, bins.n, writes=True, SYMLOG=bins.symlog)
+    launch(_mean_backward, axes, operands, numbers, bins.n, writes=True, SYMLOG=bins.symlog)

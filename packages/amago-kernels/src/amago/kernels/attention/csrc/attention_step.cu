@@ -6,34 +6,13 @@
 // the cache: the block that has them writes them there, and no other touches that slot. Where rows and heads are too
 // few to fill the GPU, several blocks share the slots of a row, and a second kernel joins what each of them found.
 #include "attention_step_cuda.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
-#include <algorithm>
+#include "gpu.h"
 
 namespace amago {
 namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kAhead = 4;  // slots whose loads are under way together
-constexpr unsigned kEveryLane = 0xffffffffu;
 constexpr float kLog2e = 1.4426950408889634f;
-
-__device__ float number(float x) { return x; }
-__device__ float number(__half x) { return __half2float(x); }
-__device__ float number(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ void store(float& at, float x) { at = x; }
-__device__ void store(__half& at, float x) { at = __float2half_rn(x); }
-__device__ void store(__nv_bfloat16& at, float x) { at = __float2bfloat16_rn(x); }
-
-template <class T>
-constexpr int kVec = 16 / sizeof(T);
-
-template <class T>
-struct alignas(16) Pack {
-    T values[kVec<T>];
-};
 
 // Numbers whose kind is known only here: those of q, k, v and the output, of which there are few.
 __device__ float read(Number kind, uintptr_t address, int64_t i) {
@@ -46,9 +25,9 @@ __device__ void write(Number kind, uintptr_t address, int64_t i, float x) {
     if (kind == Number::float32)
         reinterpret_cast<float*>(address)[i] = x;
     else if (kind == Number::float16)
-        store(reinterpret_cast<__half*>(address)[i], x);
+        put(reinterpret_cast<__half*>(address)[i], x);
     else
-        store(reinterpret_cast<__nv_bfloat16*>(address)[i], x);
+        put(reinterpret_cast<__nv_bfloat16*>(address)[i], x);
 }
 
 // A lane's features of a head of the new step, 0 beyond the last; rotated if there are positions.
@@ -107,13 +86,6 @@ struct Seen {
     }
 };
 
-template <int LANES>
-__device__ float sum_of_head(float x) {
-#pragma unroll
-    for (int away = LANES / 2; away > 0; away /= 2) x += __shfl_xor_sync(kEveryLane, x, away);
-    return x;
-}
-
 __device__ float bounded(const StepCall& call, float score, int position) {
     if (position < call.sink) score += call.sink_bias;
     return fminf(fmaxf(score, -call.logit_clip), call.logit_clip) * kLog2e;
@@ -145,7 +117,7 @@ __device__ void walk(const StepCall& call, const Seen& seen, const T* keys, cons
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < VEC; ++i) sum += query[i] * number(key[a].values[i]);
-            score[a] = bounded(call, sum_of_head<LANES>(sum), position[a]);
+            score[a] = bounded(call, sum_of_lanes<LANES>(sum), position[a]);
             if (first + a * stride + lane >= end) score[a] = -INFINITY;
             top = fmaxf(top, score[a]);
         }
@@ -219,11 +191,11 @@ __global__ void __launch_bounds__(kThreads) ring_kernel(const StepCall call) {
         new_head(call, call.v, row, head, first, false, value);
 #pragma unroll
         for (int i = 0; i < VEC; ++i) {
-            store(key_pack.values[i], key[i]);
-            store(value_pack.values[i], value[i]);
+            put(key_pack.values[i], key[i]);
+            put(value_pack.values[i], value[i]);
             sum += query[i] * number(key_pack.values[i]);
         }
-        const float score = bounded(call, sum_of_head<LANES>(sum), seen.now);
+        const float score = bounded(call, sum_of_lanes<LANES>(sum), seen.now);
         if (lane == 0) {
             mine.largest = score;
             mine.total = 1.0f;
