@@ -182,11 +182,11 @@ def test_acting_step_by_step_equals_a_forward_over_the_whole_history(make_rollou
     taken: list[int] = []
 
     def note(_: int) -> None:
-        inputs = rollout._inputs
+        inputs = rollout.inputs
         seen.append((inputs.obs["observation"].copy(), inputs.rl2s.copy(), int(inputs.time_idxs[0])))
         taken.append(int(inputs.rl2s[0, 1:].argmax()))
 
-    first = rollout._inputs
+    first = rollout.inputs
     seen.append((first.obs["observation"].copy(), first.rl2s.copy(), int(first.time_idxs[0])))
     rollout.run(timesteps=10, sample=False, progress=note)
     obs = torch.from_numpy(np.stack([row[0] for row in seen], axis=1))  # (1, 11, 2)

@@ -102,6 +102,10 @@ class ExperimentArguments:
         envs_per_worker: environments in one worker process of env_mode "async"; None chooses.
         env_timeout: seconds that a worker process may take to make, reset or step its environments before that is
             an error; None waits forever.
+        double_buffer: act for one half of the actors while the environments of the other half step, in training
+            and evaluation; without effect unless env_mode is "async" with two or more worker processes. None tries
+            both ways and keeps the quicker one; with a `seed` it means False, as what is drawn would depend on how
+            long things take.
         callbacks: watchers, see `amago.experiment.callbacks`.
         dset_root, dset_name, dset_max_size: the DiskTrajDataset to make if no dataset is given.
         data_timeout: seconds that a process which collects nothing waits for its dataset to become ready.
@@ -161,6 +165,7 @@ class ExperimentArguments:
     compile: bool | str = "auto"
     envs_per_worker: int | None = None
     env_timeout: float | None = 600.0
+    double_buffer: bool | None = None
     callbacks: Sequence[Callback] = ()
     dset_root: str | os.PathLike[str] | None = None
     dset_name: str | None = None
@@ -239,6 +244,8 @@ class ExperimentArguments:
             _check_choice("async_env_mp_context", self.async_env_mp_context, MP_CONTEXTS)
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile is {self.compile!r}, must be True, False or 'auto'")
+        if not isinstance(self.double_buffer, bool | None):
+            raise TypeError(f"double_buffer is {self.double_buffer!r}, must be True, False or None")
         self._validate_types()
         if not isinstance(self.callbacks, Sequence) or not all(
             isinstance(callback, Callback) for callback in self.callbacks

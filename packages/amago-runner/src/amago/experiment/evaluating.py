@@ -134,7 +134,14 @@ class EvaluatedExperiment(CheckpointedExperiment):
         recorder = (
             build_recorder(self, self._streams, self.dataset.save_new_trajs_to) if save_on_done else None
         )
-        rollout = Rollout(self._agent, envs, device=self.DEVICE, autocast=self._autocast, recorder=recorder)
+        rollout = Rollout(
+            self._agent,
+            envs,
+            device=self.DEVICE,
+            autocast=self._autocast,
+            recorder=recorder,
+            double_buffer=self._double_buffer,
+        )
         rollout.reset()
         if hidden_state is not None:
             rollout.hidden_state = hidden_state
@@ -161,6 +168,7 @@ class EvaluatedExperiment(CheckpointedExperiment):
                 timesteps=timesteps,
                 sample=self.sample_actions_val,
                 progress=self._progress(section),
+                double_buffer=self._double_buffer,
                 **options,
             )
 

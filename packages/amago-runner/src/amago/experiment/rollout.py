@@ -1,29 +1,27 @@
 """Rollouts: the agent acts in a vector environment, step by step on its hidden state.
 
-The hot path of collecting and evaluating: per step one call of the agent and one of the environment, and no
-Python that runs once per actor, except for actors whose episode ends.
+The hot path of collecting and evaluating: per step one call of the agent and one of the environment, or two for a
+half of the actors each (`double_buffer`), and no Python that runs once per actor, except for actors whose episode
+ends.
 
-Shapes: N actors, A width of the action representation.
+Shapes: N actors.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.vector import PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector import PartedVectorEnv, PolicyInput, VectorEnv, VectorStep
+from amago.experiment.double_buffer import Choice, Halves
+from amago.experiment.episodes import Limits, RunningEpisodes
 from amago.experiment.interrupts import InterruptGate
-
-_UNCHANGED = contextlib.nullcontext()
+from amago.experiment.lane import Lane
 
 
 class Rollout:
@@ -36,6 +34,9 @@ class Rollout:
         autocast: act in bf16 where torch deems it safe.
         recorder: receives every step, to write trajectories.
         stats: receives the episodes that finish; replace the attribute to start another count.
+        double_buffer: act for one half of the actors while the environments of the other step, where these run in
+            two or more worker processes; nothing changes elsewhere. None tries both ways, 80 steps each, and keeps
+            the quicker one; then what the agent draws depends on how long things take.
     """
 
     def __init__(
@@ -47,26 +48,66 @@ class Rollout:
         autocast: bool = False,
         recorder: TrajectoryRecorder | None = None,
         stats: EpisodeStats | None = None,
+        double_buffer: bool | None = None,
     ) -> None:
-        self.agent = agent
         self.vector_env = vector_env
         self.recorder = recorder
         self.stats = EpisodeStats() if stats is None else stats
-        self.hidden_state: Any = None
         self.steps_by_env_name: dict[str, int] = {}
-        self._device = device
-        self._autocast = autocast
-        self._inputs: PolicyInput | None = None
-        self._viewed: PolicyInput | None = None
-        self._running = _RunningEpisodes(vector_env.num_envs)
+        self._running = RunningEpisodes(vector_env.num_envs)
         self._gate = InterruptGate()
-        self._names: list[str] = []
-        self._steps_under_names = 0
+        self._failure: TrajectoryWriteError | None = None
+
+        def lane(rows: slice) -> Lane:
+            return Lane(
+                agent,
+                vector_env,
+                device=device,
+                autocast=autocast,
+                rows=rows,
+                running=self._running.of(rows),
+                steps_by_env_name=self.steps_by_env_name,
+            )
+
+        self._whole = lane(slice(0, vector_env.num_envs))
+        self._halves: Halves | None = None
+        if isinstance(vector_env, PartedVectorEnv) and len(vector_env.parts) == 2:
+            self._halves = Halves(vector_env, self._whole, [lane(rows) for rows in vector_env.parts])
+        self._must_overlap = bool(double_buffer)
+        self._choice = Choice(False if self._halves is None else double_buffer)
+
+    @property
+    def agent(self) -> BaseAgent:
+        """Who acts."""
+        return self._whole.agent
 
     @property
     def started(self) -> bool:
         """Whether `reset` has been called."""
-        return self._inputs is not None
+        return self.inputs is not None
+
+    @property
+    def inputs(self) -> PolicyInput | None:
+        """What the agent acts on next; None before the first reset."""
+        return self._whole.inputs
+
+    @property
+    def double_buffered(self) -> bool:
+        """Whether the next step acts for one half of the actors while the other half steps."""
+        return self._choice.overlapped
+
+    @property
+    def hidden_state(self) -> Any:
+        """What the agent remembers of all actors."""
+        if self._halves is not None and self._halves.apart:
+            self._halves.join()
+        return self._whole.hidden_state
+
+    @hidden_state.setter
+    def hidden_state(self, hidden_state: Any) -> None:
+        if self._halves is not None:
+            self._halves.forget()
+        self._whole.hidden_state = hidden_state
 
     def reset(self, seed: int | None = None) -> None:
         """Starts new episodes with a blank hidden state; unfinished ones are written as they are.
@@ -76,11 +117,11 @@ class Rollout:
         """
         if self.recorder is not None:
             self.recorder.cut()
-        self._inputs = self.vector_env.reset(seed=seed)
+        self._whole.inputs = self.vector_env.reset(seed=seed)
         self._running.clear()
-        self.hidden_state = self.agent.init_hidden_state(self.vector_env.num_envs, self._device)
+        self.hidden_state = self._whole.blank_hidden_state()
         if self.recorder is not None:
-            self.recorder.begin(self._inputs, self.vector_env.env_names)
+            self.recorder.begin(self._whole.inputs, self.vector_env.env_names)
 
     def run(
         self,
@@ -99,11 +140,12 @@ class Rollout:
             timesteps: steps per actor; None for no limit.
             episodes: episodes of all actors together; None for no limit.
             sample: draw actions from the policy; False takes its mode.
-            render: render the environment after every step.
+            render: render the environment after every step, all of which are then taken together.
             progress: called after every step with N.
 
         Raises:
             ValueError: neither limit is given.
+            TypeError, ValueError: `double_buffer` is set, and the agent's hidden state cannot be divided.
             TrajectoryWriteError: a file could not be written; the rollout can go on where it is. After any other
                 exception the next `run` begins new episodes.
         """
@@ -112,175 +154,112 @@ class Rollout:
         if not self.started:
             self.reset()
         num_envs = self.vector_env.num_envs
-        remaining = None if episodes is None else _quotas(episodes, num_envs)
+        limits = Limits(timesteps, episodes, num_envs)
+
+        def stepped() -> None:
+            limits.done += 1
+            if render:
+                self.vector_env.render()
+            elif self._choice.undecided:
+                self._choice.note()
+            if progress is not None:
+                progress(num_envs)
+
         was_training = self.agent.training
         self.agent.eval()
-        done = 0
         try:
             with self._gate.watching():
-                while (timesteps is None or done < timesteps) and (remaining is None or remaining.any()):
-                    step = self._step(sample)
-                    self._count(step, remaining)
-                    self._record(step)
-                    done += 1
-                    if render:
-                        self.vector_env.render()
-                    if progress is not None:
-                        progress(num_envs)
-        except TrajectoryWriteError:
-            raise
+                self._choice.begin()
+                while not limits.reached() and self._failure is None:
+                    if not render and self._overlaps():
+                        self._step_in_turns(limits, sample, stepped)
+                    else:
+                        self._step_together(limits, sample, stepped)
         except BaseException:
             # Environments may have taken a step that was not recorded, so their episodes cannot go on.
-            self._inputs = None
+            self._whole.inputs = None
             raise
         finally:
             self.agent.train(was_training)
-            self._settle_names()
+            for lane in self._lanes():
+                lane.settle_counts()
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
-    def _step(self, sample: bool) -> VectorStep:
-        """One action in every environment."""
-        step = self.vector_env.step(self._act(sample))
-        self._inputs = step.inputs
-        if step.done_rows.size or step.reset_rows.size:
-            dones = step.terminated | step.truncated
-            dones[step.reset_rows] = True
-            with torch.inference_mode():
-                self.hidden_state = self.agent.reset_hidden_state(self.hidden_state, dones)
-        return step
+    def _lanes(self) -> list[Lane]:
+        return [self._whole] if self._halves is None else [self._whole, *self._halves.lanes]
 
-    def _record(self, step: VectorStep) -> None:
-        """Hands a step to the recorder; done last, so that a write that failed has left nothing undone."""
-        if self.recorder is not None:
-            with self._gate:
-                self.recorder.add(step)
+    def _overlaps(self) -> bool:
+        """Whether to step in turns; brings the hidden state into that form."""
+        halves = self._halves
+        if halves is None or not self._choice.overlapped:
+            return False
+        if not halves.apart:
+            try:
+                halves.separate()
+            except (TypeError, ValueError, RuntimeError):
+                if self._must_overlap:
+                    raise
+                self._choice.settle(False)
+                return False
+        return True
 
-    def _act(self, sample: bool) -> npt.NDArray[Any]:
-        """The agent's actions, (N, ...) as the vector environment takes them.
+    def _step_together(self, limits: Limits, sample: bool, stepped: Callable[[], None]) -> None:
+        """Steps all actors at once while that is the way."""
+        lane = self._whole
+        if self._halves is not None and self._halves.apart:
+            self._halves.join()
+        while True:
+            step = self.vector_env.step(lane.act(sample))
+            self._take(lane, step, limits)
+            stepped()
+            if limits.reached() or self._failure is not None or self._choice.overlapped:
+                return
 
-        Raises:
-            ValueError: an observation is not finite, and so no action could be drawn or the action is neither.
-        """
-        inputs = self._inputs
-        assert inputs is not None
+    def _step_in_turns(self, limits: Limits, sample: bool, stepped: Callable[[], None]) -> None:
+        """Steps one half while the agent acts for the other; at the end both have taken equally many steps."""
+        halves = self._halves
+        assert halves is not None
+        second = halves.lanes[1]
+        halves.send(0, sample)
+        halves.send(1, sample)
+        while True:
+            self._arrive(0, limits)
+            ahead = (
+                self._choice.steps_left > 1
+                and self._failure is None
+                and not limits.next_may_be_last(second.rows)
+            )
+            if ahead:
+                halves.send(0, sample)
+            self._arrive(1, limits)
+            stepped()
+            if not ahead:
+                if limits.reached() or self._failure is not None or not self._choice.overlapped:
+                    return
+                halves.send(0, sample)
+            halves.send(1, sample)
+
+    def _arrive(self, part: int, limits: Limits) -> None:
+        """Waits for the step of a half."""
+        halves = self._halves
+        assert halves is not None
+        self._take(halves.lanes[part], halves.receive(part), limits)
+
+    def _take(self, lane: Lane, step: VectorStep, limits: Limits) -> None:
+        """Counts and records a step; a write that failed is kept until all actors have taken equally many."""
+        lane.follow(step)
+        remaining = limits.remaining
+        lane.count(step, None if remaining is None else remaining[lane.rows], self.stats)
+        if self.recorder is None:
+            return
+        # Last, so that a write that failed has left nothing undone
         try:
-            actions = self._ask_agent(inputs, sample)
-        except (RuntimeError, ValueError) as error:
-            if (problem := self._nonfinite(inputs)) is not None:
-                raise ValueError(problem) from error
-            raise
-        if actions.dtype.kind == "f" and not np.isfinite(actions).all():
-            raise ValueError(
-                self._nonfinite(inputs) or "the agent's actions are not finite: its weights are not"
-            )
-        return actions
-
-    def _ask_agent(self, inputs: PolicyInput, sample: bool) -> npt.NDArray[Any]:
-        with torch.inference_mode(), self._precision():
-            obs, rl2s, time_idxs = self._tensors(inputs)
-            actions, self.hidden_state = self.agent.get_actions(
-                obs=obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=self.hidden_state, sample=sample
-            )
-        array: npt.NDArray[Any] = (actions if actions.device.type == "cpu" else actions.cpu()).numpy()
-        return array.reshape(len(array), *array.shape[2:])
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast as it was asked for; entering it takes as long as a small layer, so only where it differs."""
-        if not self._autocast and not torch.is_autocast_enabled(self._device.type):
-            return _UNCHANGED
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
-
-    def _tensors(self, inputs: PolicyInput) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Observations, rl2s and time indices as sequences of length one, (N, 1, ...), on the agent's device.
-
-        On the CPU they are views of the arrays, which vector environments use again for every step. They are kept,
-        because every torch call lets go of the interpreter, and the thread that writes files may take it.
-        """
-        if self._viewed is not inputs:
-            self._viewed = inputs
-            self._views = (
-                {key: torch.from_numpy(value).unsqueeze(1) for key, value in inputs.obs.items()},
-                torch.from_numpy(inputs.rl2s).unsqueeze(1),
-                torch.from_numpy(inputs.time_idxs).view(-1, 1, 1),
-            )
-        if self._device.type == "cpu":
-            return self._views
-        obs, rl2s, time_idxs = self._views
-        return (
-            {key: value.to(self._device, non_blocking=True) for key, value in obs.items()},
-            rl2s.to(self._device, non_blocking=True),
-            time_idxs.to(self._device, non_blocking=True),
-        )
-
-    def _nonfinite(self, inputs: PolicyInput) -> str | None:
-        """Which observation that the agent saw is NaN or infinite, if one is."""
-        for key, rows in inputs.obs.items():
-            finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
-            if not finite.all():
-                row = int(np.argmin(finite))
-                name = self.vector_env.env_names[row]
-                return (
-                    f"observation {key!r} of environment {row} ({name!r}) is not finite: {rows[row]}; correct "
-                    "what the environment returns"
-                )
-        return None
-
-    def _count(self, step: VectorStep, remaining: npt.NDArray[np.int64] | None) -> None:
-        """Adds a step to running episodes and frame counts, and finished episodes to the statistics."""
-        # Vector environments change names in a new list, so most steps need no comparison of them.
-        if step.env_names is not self._names:
-            self._settle_names()
-            self._names = step.env_names
-        self._steps_under_names += 1
-        self._running.add(step)
-        for row in step.reset_rows.tolist():
-            name = step.env_names[row]
-            self.steps_by_env_name[name] = self.steps_by_env_name.get(name, 0) - 1
-            self._running.clear_row(row)
-        for row in step.done_rows.tolist():
-            if remaining is None or remaining[row] > 0:
-                self._running.finish(row, step.env_names[row], self.stats)
-            if remaining is not None and remaining[row] > 0:
-                remaining[row] -= 1
-            self._running.clear_row(row)
-
-    def _settle_names(self) -> None:
-        """Counts the steps since the environments' names last changed; doing it per step would cost O(N)."""
-        for name in self._names if self._steps_under_names else ():
-            self.steps_by_env_name[name] = self.steps_by_env_name.get(name, 0) + self._steps_under_names
-        self._steps_under_names = 0
-
-
-def _quotas(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:
-    """How many episodes each actor contributes, (N,): as equal as can be."""
-    share, rest = divmod(episodes, num_envs)
-    return np.where(np.arange(num_envs) < rest, share + 1, share).astype(np.int64)
-
-
-class _RunningEpisodes:
-    """Return, length and reported metrics of the N episodes in progress."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._returns = np.zeros(num_envs, dtype=np.float64)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
-        self._reported: dict[int, list[dict[str, float]]] = {}
-
-    def clear(self) -> None:
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
-        self._reported.clear()
-
-    def clear_row(self, row: int) -> None:
-        self._returns[row] = 0.0
-        self._lengths[row] = 0
-        self._reported.pop(row, None)
-
-    def add(self, step: VectorStep) -> None:
-        self._returns += step.rewards
-        self._lengths += 1
-        for row, metrics in step.metrics:
-            self._reported.setdefault(row, []).append(metrics)
-
-    def finish(self, row: int, env_name: str, stats: EpisodeStats) -> None:
-        stats.add_episode(env_name, float(self._returns[row]), int(self._lengths[row]))
-        for metrics in self._reported.get(row, ()):
-            stats.add_metrics(env_name, metrics)
+            with self._gate:
+                if lane is self._whole:
+                    self.recorder.add(step)
+                else:
+                    self.recorder.add(step, lane.rows)
+        except TrajectoryWriteError as error:
+            self._failure = error

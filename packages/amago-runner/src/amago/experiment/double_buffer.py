@@ -1,0 +1,134 @@
+"""Double buffering: while one half of the environments steps, the agent acts for the other.
+
+It hides the shorter of the two times behind the longer one, and costs a second call of the agent per step and more
+messages to worker processes. Which weighs more depends on the environments, the agent and the machine, so it is
+found out by trying both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from amago.envs.vector import PartedVectorEnv, VectorStep
+from amago.experiment.lane import Lane
+from amago.nets.traj_encoders.hidden_rows import (
+    RowAxes,
+    hidden_row_axes,
+    join_hidden_states,
+    split_hidden_state,
+)
+
+WARM_UP, MEASURED = 16, 64  # steps of each way that are not looked at, and that are
+CLEARLY = 0.95  # the other way must take less than this part of the time
+
+
+class Choice:
+    """Whether steps are double-buffered: as told, or after trying both ways for 80 steps each.
+
+    Args:
+        wanted: True or False; None finds out.
+        clock: seconds.
+
+    Attributes:
+        overlapped: how the next step is to be done.
+        undecided: whether `note` is to be called after every step.
+    """
+
+    def __init__(self, wanted: bool | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.overlapped = bool(wanted)
+        self.undecided = wanted is None
+        self._clock = clock
+        self._began = 0.0
+        self._seconds: list[float] = []
+        self._plain: list[float] = []
+
+    @property
+    def steps_left(self) -> float:
+        """Steps until `overlapped` may change."""
+        return WARM_UP + MEASURED - len(self._seconds) if self.undecided else math.inf
+
+    def begin(self) -> None:
+        """The next step begins now, after other things were done."""
+        self._began = self._clock()
+
+    def note(self) -> None:
+        """A step was done."""
+        now = self._clock()
+        self._seconds.append(now - self._began)
+        self._began = now
+        if self.steps_left > 0:
+            return
+        measured = self._seconds[WARM_UP:]
+        self._seconds = []
+        if self.overlapped:
+            self.settle(is_quicker(measured, self._plain))
+        else:
+            self._plain, self.overlapped = measured, True
+
+    def settle(self, overlapped: bool) -> None:
+        """Ends the trial."""
+        self.overlapped, self.undecided = overlapped, False
+
+
+def is_quicker(overlapped: Sequence[float], plain: Sequence[float]) -> bool:
+    """Whether steps that took these seconds are clearly quicker; medians leave out what disturbs a few of them."""
+    return statistics.median(overlapped) < CLEARLY * statistics.median(plain)
+
+
+class Halves:
+    """The two parts of a vector environment, each with a lane of its own.
+
+    While they are apart, the hidden states are those of the halves, and `whole` has none.
+
+    Args:
+        vector_env: has two parts.
+        whole: the lane of all rows.
+        lanes: those of the parts.
+    """
+
+    def __init__(self, vector_env: PartedVectorEnv, whole: Lane, lanes: Sequence[Lane]) -> None:
+        self.apart = False
+        self._vector_env = vector_env
+        self._whole = whole
+        self.lanes = lanes
+        self._axes: RowAxes | None = None
+
+    def separate(self) -> None:
+        """Divides the hidden state.
+
+        Raises:
+            TypeError, ValueError: if it cannot be divided; then nothing has happened.
+        """
+        whole = self._whole
+        if self._axes is None:
+            self._axes = hidden_row_axes(whole.first_hidden_state(1), whole.first_hidden_state(2))
+        states = split_hidden_state(whole.hidden_state, self._axes, [lane.num_rows for lane in self.lanes])
+        for part, (lane, state) in enumerate(zip(self.lanes, states, strict=True)):
+            lane.hidden_state = state
+            lane.inputs = self._vector_env.inputs_of(part)
+        whole.hidden_state, self.apart = None, True
+
+    def join(self) -> None:
+        """Puts the hidden state together again."""
+        assert self._axes is not None
+        states: list[Any] = [lane.hidden_state for lane in self.lanes]
+        self._whole.hidden_state = join_hidden_states(states, self._axes)
+        self.forget()
+
+    def forget(self) -> None:
+        """Ends being apart with the hidden state that `whole` has."""
+        self.apart = False
+        for lane in self.lanes:
+            lane.hidden_state = None
+
+    def send(self, part: int, sample: bool) -> None:
+        """Acts in a half, and does not wait for its environments."""
+        self._vector_env.send(part, self.lanes[part].act(sample))
+
+    def receive(self, part: int) -> VectorStep:
+        """Waits for the environments of a half."""
+        return self._vector_env.receive(part)
