@@ -10,8 +10,9 @@ import torch
 from amago.agent.batch import Batch
 from amago.loading import DiskTrajDataset
 from amago.loading.batches import BatchLoader
-from amago.loading.packing import PackedBatch, Part
+from amago.loading.packing import PackedBatch, Part, packed_to_send
 from amago.loading.slots import SLOTS, ReceivedSlots, SlotMessage, WorkerSlots, free_slots
+from amago.utils import AmagoWarning
 
 Fill = Callable[..., list[Path]]
 BATCHES = 40
@@ -118,6 +119,51 @@ def test_epochs_that_are_left_early_lose_no_slot(make_loader, monkeypatch) -> No
 @pytest.mark.parametrize("mp_context", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_share_it_too(make_loader, mp_context) -> None:
     assert_equal(two_epochs(make_loader(1, mp_context=mp_context)), two_epochs(make_loader(0)))
+
+
+class SmallSharedMemory:
+    """torch's own call, and what it raises once so many buffers of this process are all that fit."""
+
+    def __init__(self, buffers: int) -> None:
+        self.left, self.new_shared = buffers, torch.UntypedStorage._new_shared
+
+    def __call__(self, nbytes: int, **options: object) -> torch.UntypedStorage:
+        if not self.left:
+            name = "</torch_1_2_3>"
+            raise RuntimeError(
+                f"unable to allocate shared memory(shm) for file {name}: No space left on device (28)"
+            )
+        self.left -= 1
+        return self.new_shared(nbytes, **options)
+
+
+@pytest.mark.parametrize("uses_slots", [True, False], ids=["slots", "as for a GPU"])
+@pytest.mark.parametrize("buffers", [0, 3])
+def test_without_room_for_shared_memory_batches_come_all_the_same_and_it_is_told(
+    make_loader, monkeypatch, buffers, uses_slots
+) -> None:
+    loader = make_loader(2, mp_context="fork")
+    if not uses_slots:
+        monkeypatch.setattr("amago.loading.batches.ReceivedSlots", lambda state: None)
+        monkeypatch.setattr("amago.loading.batches._Batches.start_worker", lambda self, worker, workers: None)
+    with monkeypatch.context() as small:
+        # Workers are forked with the next batch; the state of the slots has its place before.
+        small.setattr(torch.UntypedStorage, "_new_shared", SmallSharedMemory(buffers + uses_slots))
+        with pytest.warns(
+            AmagoWarning, match=r"too little shared memory .*2 workers .* up to \d+ MiB"
+        ) as told:
+            drawn = two_epochs(loader)
+    assert len(told) == 1
+    assert_equal(drawn, two_epochs(make_loader(0)))
+
+
+def test_another_error_of_shared_memory_is_no_reason_to_fall_back(monkeypatch) -> None:
+    def refuse(nbytes: int) -> None:
+        raise RuntimeError("unable to open shared memory object: Too many open files (24)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", refuse)
+    with pytest.raises(RuntimeError, match="Too many open files"):
+        packed_to_send([])
 
 
 def packed(slots: WorkerSlots, rows: int, value: float) -> PackedBatch:

@@ -80,7 +80,8 @@ class ExperimentArguments:
         save_trajs_as: "npz", "npz-compressed" or "traj" (safetensors).
         padded_sampling: "none", "both", "left" or "right": whether training windows may overhang a trajectory.
         dloader_workers: processes that read training data; 0 reads in this one. No more are started than there
-            are cores to run them, and the batches are the same for any number.
+            are cores to run them, and the batches are the same for any number. They take shared memory for up
+            to ten batches each; without room for it batches go through pipes, with a warning.
         epochs: epochs of `learn()`; may be infinite.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch with updates, with rollouts; infinite
             for never.

@@ -6,6 +6,7 @@ batches in order, so that the batches do not depend on the number of workers.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Iterator
@@ -18,8 +19,17 @@ from amago.agent.batch import Batch
 from amago.envs.vector.processes import interrupts_waiting
 from amago.kernels.memory import keep_freed_memory
 from amago.loading.dataset import RLDataset
-from amago.loading.packing import PackedBatches, pinned_memory, private_memory, shared_memory
-from amago.loading.slots import ReceivedSlots, SlotMessage, WorkerSlots, free_slots
+from amago.loading.packing import (
+    PackedBatches,
+    PipedBatches,
+    SharedMemoryFullError,
+    packed_to_send,
+    pinned_memory,
+    private_memory,
+    shared_memory,
+)
+from amago.loading.slots import ReceivedSlots, SlotMessage, WorkerSlots, free_slots, most_shared_bytes
+from amago.utils import amago_warning
 
 PREFETCH_BATCHES = 4
 """Messages that each worker prepares ahead."""
@@ -30,7 +40,7 @@ MESSAGE_BYTES = 4 << 20
 MOST_BATCHES = 8
 """Batches in a message at most."""
 
-Message = PackedBatches | SlotMessage
+Message = PackedBatches | SlotMessage | PipedBatches
 
 
 class BatchKey(NamedTuple):
@@ -98,6 +108,7 @@ class BatchLoader:
         self._received: ReceivedSlots | None = None
         self._running: Any = None
         self._visits = 0
+        self._told_of_pipes = False
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yields the batches of `epoch` on the device. An epoch that is left early may be followed by another."""
@@ -149,10 +160,23 @@ class BatchLoader:
             yield from self._unpacked(message)
 
     def _unpacked(self, message: Message) -> list[Batch]:
+        if isinstance(message, PipedBatches):
+            message = message.received()
         batches = message if self._received is None else self._received.receive(message)
         assert isinstance(batches, PackedBatches)
+        if batches.was_piped and not self._told_of_pipes:
+            self._tell_of_pipes(batches.nbytes)
         self._keys.message_bytes(len(batches), batches.nbytes)
         return [packed.unpack() for packed in batches.to(self.device).unpack()]
+
+    def _tell_of_pipes(self, message_bytes: int) -> None:
+        self._told_of_pipes = True
+        most = most_shared_bytes(self.workers, message_bytes) / 2**20
+        amago_warning(
+            "there is too little shared memory (/dev/shm) for all loader workers, so that some batches go through "
+            f"pipes, which is slower: {self.workers} workers with batches of this size use up to {most:.0f} MiB. "
+            "Give the container more (docker run --shm-size), or start fewer loader workers."
+        )
 
 
 class _Batches(Dataset[Message]):
@@ -181,9 +205,9 @@ class _Batches(Dataset[Message]):
             allocate = self._slots.allocate
             return self._slots.send([self.dataset.draw_batch(f, self.batch_size, allocate) for f in firsts])
         if key.batches == 1:
-            return PackedBatches.alone(self.dataset.draw_batch(key.first, self.batch_size, shared_memory))
-        packed = [self.dataset.draw_batch(first, self.batch_size, private_memory) for first in firsts]
-        return PackedBatches.pack(packed, shared_memory)
+            with contextlib.suppress(SharedMemoryFullError):
+                return PackedBatches.alone(self.dataset.draw_batch(key.first, self.batch_size, shared_memory))
+        return packed_to_send([self.dataset.draw_batch(f, self.batch_size, private_memory) for f in firsts])
 
 
 class _Keys(Sampler[BatchKey]):

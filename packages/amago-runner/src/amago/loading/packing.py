@@ -6,6 +6,7 @@ launch; a batch has nine or more tensors.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,10 +100,14 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatches:
-    """Several batches in one buffer, uint8 (n,): where each begins, and the places in it."""
+    """Several batches in one buffer, uint8 (n,), where each begins, and the places in it.
+
+    `was_piped` tells that they came by value, for want of shared memory.
+    """
 
     buffer: Tensor
     batches: tuple[tuple[int, tuple[Place, ...]], ...]
+    was_piped: bool = False
 
     @classmethod
     def alone(cls, batch: PackedBatch) -> PackedBatches:
@@ -136,11 +141,33 @@ class PackedBatches:
 
     def pin_memory(self) -> PackedBatches:
         """The same in page-locked memory; DataLoader calls this when asked to pin."""
-        return PackedBatches(self.buffer.pin_memory(), self.batches)
+        return PackedBatches(self.buffer.pin_memory(), self.batches, self.was_piped)
 
     def to(self, device: torch.device) -> PackedBatches:
         """The same on `device`; from pinned memory the copy does not block."""
         return PackedBatches(self.buffer.to(device, non_blocking=True), self.batches)
+
+
+class PipedBatches:
+    """Batches that travel by value, through a pipe: for want of shared memory."""
+
+    __slots__ = ("batches", "memory")
+
+    def __init__(self, packed: PackedBatches) -> None:
+        self.memory: NDArray[np.uint8] = packed.buffer.numpy()
+        self.batches = packed.batches
+
+    def received(self) -> PackedBatches:
+        """The batches, in this process's memory."""
+        return PackedBatches(torch.from_numpy(self.memory), self.batches, was_piped=True)
+
+    def pin_memory(self) -> PackedBatches:
+        """The same in page-locked memory; DataLoader calls this when asked to pin."""
+        return self.received().pin_memory()
+
+
+class SharedMemoryFullError(OSError):
+    """There is no room for more shared memory, which on Linux is that of the folder /dev/shm."""
 
 
 def private_memory(nbytes: int) -> Tensor:
@@ -154,9 +181,22 @@ def pinned_memory(nbytes: int) -> Tensor:
 
 
 def shared_memory(nbytes: int) -> Tensor:
-    """A buffer that another process can take over without a copy."""
-    storage = torch.UntypedStorage._new_shared(nbytes)
+    """A buffer that another process can take over without a copy; raises SharedMemoryFullError."""
+    try:
+        storage = torch.UntypedStorage._new_shared(nbytes)
+    except RuntimeError as error:
+        if f"({errno.ENOSPC})" not in str(error):
+            raise
+        raise SharedMemoryFullError(errno.ENOSPC, f"no shared memory for {nbytes} bytes") from error
     return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def packed_to_send(batches: Sequence[PackedBatch]) -> PackedBatches | PipedBatches:
+    """The batches in fresh shared memory, or by value where there is none left."""
+    try:
+        return PackedBatches.pack(batches, shared_memory)
+    except SharedMemoryFullError:
+        return PipedBatches(PackedBatches.pack(batches, private_memory))
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

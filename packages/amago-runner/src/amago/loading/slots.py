@@ -3,7 +3,8 @@
 A message in fresh shared memory costs a file, a descriptor and a fault for every page, on both sides, which for
 small batches is more than drawing them. So every worker has a few slots of shared memory. It draws batches
 straight into a free one and sends its number; once nothing in the main process looks at the batches any more, the
-slot is free again. Whoever keeps batches keeps their slots, and the worker then falls back to fresh memory.
+slot is free again. Whoever keeps batches keeps their slots, and the worker then falls back to fresh memory. Where
+there is no shared memory left, as in containers that were given little of it, batches go through a pipe.
 
 W = workers. An epoch is told by the number of its visit, from 1 on, so that messages of an epoch that was left
 early, and which nobody will ever receive, do not hold their slots.
@@ -18,7 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amago.loading.packing import ALIGNMENT, PackedBatch, PackedBatches, private_memory, shared_memory
+from amago.loading.packing import (
+    ALIGNMENT,
+    PackedBatch,
+    PackedBatches,
+    PipedBatches,
+    SharedMemoryFullError,
+    packed_to_send,
+    private_memory,
+    shared_memory,
+)
 
 SLOTS = 8
 """Slots of a worker: what it prepares ahead, what the learner works on, and one or two to spare."""
@@ -74,7 +84,8 @@ class WorkerSlots:
     def begin(self, visit: int) -> None:
         """Takes a free slot for the next message, if there is one."""
         free = np.flatnonzero((self._seen == 0) & (self._sent != visit))
-        self._slot = int(free[0]) if len(free) else None
+        with_memory = (slot for slot in free.tolist() if self._memory[slot] is not None)
+        self._slot = next(with_memory, int(free[0])) if len(free) else None
         # A message that nobody received may have been the one that brought the memory.
         self._is_unknown = self._slot is not None and bool(self._sent[self._slot])
         self._visit, self._used = visit, 0
@@ -88,13 +99,16 @@ class WorkerSlots:
         self._used = start + nbytes
         return memory[start : self._used]
 
-    def send(self, batches: list[PackedBatch]) -> SlotMessage | PackedBatches:
-        """The message; batches that did not fit have their slot replaced by a larger one."""
+    def send(self, batches: list[PackedBatch]) -> SlotMessage | PackedBatches | PipedBatches:
+        """The message; batches that did not fit have their slot replaced by a larger one, if there is room."""
         if self._slot is None:
-            return PackedBatches.pack(batches, shared_memory)
+            return packed_to_send(batches)
         offsets = self._offsets(batches)
         if offsets is None:
-            offsets = self._replace(batches)
+            try:
+                offsets = self._replace(batches)
+            except SharedMemoryFullError:
+                return packed_to_send(batches)
         memory = self._memory[self._slot]
         self._sent[self._slot] = self._visit
         places = tuple((offset, b.places) for offset, b in zip(offsets, batches, strict=True))
@@ -115,6 +129,11 @@ class WorkerSlots:
         packed = PackedBatches.pack(batches, lambda nbytes: shared_memory(int(SPARE * nbytes)))
         self._memory[self._slot], self._is_unknown = packed.buffer, True
         return [offset for offset, _ in packed.batches]
+
+
+def most_shared_bytes(workers: int, message_bytes: int) -> int:
+    """What the slots take if all are used, for messages of that size, none of whose batches are kept."""
+    return int(workers * SLOTS * SPARE * message_bytes)
 
 
 class ReceivedSlots:
