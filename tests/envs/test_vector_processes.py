@@ -166,6 +166,43 @@ def test_vector_environments_close_everywhere(system):
     assert multiprocessing.active_children() == before
 
 
+LIKE_WINDOWS = """
+import faulthandler, os, signal, sys
+missing = {
+    signal: ("SIGUSR1", "SIGUSR2", "SIGALRM", "pthread_sigmask", "setitimer"),
+    os: ("killpg", "setpgid", "setsid", "getpgid", "pidfd_open", "waitid", "memfd_create", "sysconf"),
+    faulthandler: ("register", "unregister"),
+}
+for module, names in missing.items():
+    for name in names:
+        vars(module).pop(name, None)
+for name in ("fcntl", "resource", "termios", "pwd", "grp"):
+    sys.modules[name] = None
+
+import numpy as np
+from amago.envs import AMAGOEnv, recorder
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs.vector import make_vector_env
+env = make_vector_env([lambda: AMAGOEnv(MetaFrozenLake(3), "lake")] * 3, env_mode=sys.argv[1])
+env.reset()
+env.step(np.zeros((3, 1), np.int64))
+env.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("env_mode", ["sync", "async"])
+def test_environments_can_be_stepped_without_what_windows_lacks(env_mode):
+    done = subprocess.run(
+        [sys.executable, "-c", LIKE_WINDOWS, env_mode],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "closed\n", done.stderr
+
+
 class LeavesAProcess(MetaFrozenLake):
     """Starts a process and tells its number in a file."""
 

@@ -16,14 +16,15 @@ from multiprocessing.process import BaseProcess
 
 # Names the thread that every worker has beside the one of its environments
 WATCHING_FUNCTION = "_exit_with_parent"
-_SIGNAL = getattr(signal, "SIGUSR2", None)  # not on Windows
+# Neither is there on Windows, where pipes have no file descriptors that a stack could be written into either.
+_SIGNAL = getattr(signal, "SIGUSR2", None) if hasattr(faulthandler, "register") else None
 _FIRST_WORD_SECONDS = 2.0
 _QUIET_SECONDS = 0.2
 
 
 def limit_waiting(conn: Connection, seconds: float | None) -> None:
     """Lets reads from `conn`, an end of a socket pair, raise BlockingIOError after `seconds`; None waits on."""
-    if seconds is None or not hasattr(socket, "AF_UNIX"):
+    if seconds is None or _SIGNAL is None:
         return
     whole = int(seconds)
     interval = struct.pack("@ll", whole, int(1e6 * (seconds - whole)))
@@ -33,8 +34,8 @@ def limit_waiting(conn: Connection, seconds: float | None) -> None:
 
 def answer_with_stack(trace: Connection) -> None:
     """In a worker: writes the stack of all threads into `trace` when `stack_of` asks for it, and at a crash."""
-    faulthandler.enable(file=trace.fileno(), all_threads=True)
     if _SIGNAL is not None:
+        faulthandler.enable(file=trace.fileno(), all_threads=True)
         faulthandler.register(_SIGNAL, file=trace.fileno(), all_threads=True)
 
 
