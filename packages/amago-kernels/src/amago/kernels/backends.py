@@ -58,9 +58,9 @@ class Implementation:
 
     Args:
         backend: its name.
-        run: the implementation itself; takes what the operation takes.
-        unsupported: given the same arguments, the reasons why it cannot run them; none, and always none by
-            default, if it can.
+        run: the implementation itself; the operation hands all of them the same, checked.
+        unsupported: given the arguments of the call, the reasons why it cannot run them; none, and always none
+            by default, if it can.
         needs: what it needs of the machine; got ready by the first call that it supports.
     """
 

@@ -15,6 +15,7 @@ from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import SELECTIVE_SCAN
 from amago.kernels.precision import full_precision
 from amago.kernels.scan import external, fast, gpu, native, reference
+from amago.kernels.scan.inputs import Inputs
 from amago.kernels.triton_runtime import Triton
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -77,6 +78,16 @@ def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tenso
             raise ValueError(f"{name} must be real floating-point numbers, got {tensor.dtype}")
         if tensor.device != device:
             raise ValueError(f"{name} must be on {device} like u, got {tensor.device}")
+
+
+def _options(inputs: Inputs) -> dict[str, Any]:
+    """Those of the inputs that a call may do without, by name: what a backend can run depends on them too."""
+    return {
+        "D": inputs.D,
+        "z": inputs.z,
+        "delta_bias": inputs.delta_bias,
+        "delta_softplus": inputs.delta_softplus,
+    }
 
 
 @overload
@@ -173,17 +184,11 @@ def selective_scan(
         "initial_state": initial_state,
     }
     _check(u, A, (u.shape[2],), tensors)
-    options: dict[str, Any] = {
-        "D": D,
-        "z": z,
-        "delta_bias": delta_bias,
-        "delta_softplus": delta_softplus,
-        "initial_state": initial_state,
-        "return_last_state": return_last_state,
-    }
-    run = choose("selective_scan", backend, u, delta, A, B, C, **options).run
+    inputs = Inputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
+    asked: dict[str, Any] = {"initial_state": initial_state, "return_last_state": return_last_state}
+    run = choose("selective_scan", backend, u, delta, A, B, C, **_options(inputs), **asked).run
     with full_precision(u.device):
-        y, last = run(u, delta, A, B, C, **options)
+        y, last = run(inputs, **asked)
     return (y, last) if return_last_state else y
 
 
@@ -230,13 +235,8 @@ def selective_scan_step(
     _check(u, A, (), tensors)
     if state.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"state must be float32 or float64, got {state.dtype}")
-    options: dict[str, Any] = {
-        "D": D,
-        "z": z,
-        "delta_bias": delta_bias,
-        "delta_softplus": delta_softplus,
-    }
-    run = choose("selective_scan_step", backend, state, u, delta, A, B, C, **options).run
+    inputs = Inputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
+    run = choose("selective_scan_step", backend, state, u, delta, A, B, C, **_options(inputs)).run
     with full_precision(u.device):
-        y, state = run(state, u, delta, A, B, C, **options)
+        y, state = run(state, inputs)
     return y, state

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from amago.kernels.precision import needs_gradient
+from amago.kernels.scan.inputs import Inputs
 
 INSTALL = "pip install mamba-ssm --no-build-isolation"
 _MAX_STATES = 256
@@ -100,21 +101,11 @@ def _float(x: Tensor | None) -> Tensor | None:
 
 
 def scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    initial_state: Tensor | None,
-    return_last_state: bool,
+    inputs: Inputs, *, initial_state: Tensor | None, return_last_state: bool
 ) -> tuple[Tensor, Tensor | None]:
     """mamba_ssm's fused scan, forward and backward."""
     interface = importlib.import_module("mamba_ssm.ops.selective_scan_interface")
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
     result = interface.selective_scan_fn(
         u,
         delta,
@@ -131,22 +122,11 @@ def scan(
     return y, last
 
 
-def step(
-    state: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor]:
+def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """mamba_ssm's fused step, on a copy of the state, which it would change."""
     kernel = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
     state = state.clone(memory_format=torch.contiguous_format)
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
     y: Tensor = kernel.selective_state_update(
         state,
         u,

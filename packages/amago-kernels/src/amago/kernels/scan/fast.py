@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from amago.kernels.precision import accumulation_dtype, needs_gradient, traced
+from amago.kernels.precision import needs_gradient, traced
 from amago.kernels.scan import recurrence
+from amago.kernels.scan.inputs import Inputs
 from amago.kernels.scan.op import selective_recurrence
 from amago.kernels.scan.reference import skip_and_gate, step_size
 
@@ -25,16 +26,8 @@ def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
+    inputs: Inputs,
     *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
     initial_state: Tensor | None,
     return_last_state: bool,
     operator: Recurrence = selective_recurrence,
@@ -46,15 +39,16 @@ def scan(
         operator: computes the recurrence where autograd or a compiler follows.
         plain: computes it where nobody does.
     """
-    dtype = accumulation_dtype(u, delta, A, B, C, D, z, delta_bias, initial_state)
-    inputs = _channels_last(u, dtype)
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
+    dtype = inputs.dtype_with(initial_state)
+    given = _channels_last(u, dtype)
     steps = step_size(_channels_last(delta, dtype), delta_bias, delta_softplus).to(dtype)
     if initial_state is None:
         state = u.new_zeros((u.shape[0], A.shape[1], A.shape[0]), dtype=dtype)
     else:
         state = initial_state.to(dtype).transpose(1, 2).contiguous()
     arguments = (
-        inputs,
+        given,
         steps,
         A.to(dtype).t().contiguous(),
         _channels_last(B, dtype),
@@ -66,33 +60,22 @@ def scan(
     else:
         y, last, _ = plain(*arguments, save=False)
     gate = None if z is None else _channels_last(z, dtype)
-    y = skip_and_gate(y, inputs, D, gate).to(u.dtype)
+    y = skip_and_gate(y, given, D, gate).to(u.dtype)
     return y.permute(1, 2, 0), last.transpose(1, 2)
 
 
-def step(
-    state: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor]:
+def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """One timestep, the state laid out with the channels last in memory, in as few temporaries as possible."""
-    dtype = accumulation_dtype(state, u, delta, A, B, C, D, z, delta_bias)
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
+    dtype = inputs.dtype_with(state)
     delta = step_size(delta.to(dtype), delta_bias, delta_softplus)  # (B, d)
-    inputs = u.to(dtype)
+    given = u.to(dtype)
     decay = torch.exp(delta.unsqueeze(1) * A.to(dtype).t().contiguous())  # (B, n, d)
     new_state = decay.mul_(state.transpose(1, 2)).addcmul_(
-        B.to(dtype).unsqueeze(2), (delta * inputs).unsqueeze(1)
+        B.to(dtype).unsqueeze(2), (delta * given).unsqueeze(1)
     )
     y = torch.bmm(C.to(dtype).unsqueeze(1), new_state).squeeze(1)  # (B, d)
-    return skip_and_gate(y, inputs, D, z).to(u.dtype), new_state.transpose(1, 2)
+    return skip_and_gate(y, given, D, z).to(u.dtype), new_state.transpose(1, 2)
 
 
 def step_unsupported(*tensors: Tensor, **options: Tensor | bool | None) -> list[str]:

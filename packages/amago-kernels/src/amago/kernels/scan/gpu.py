@@ -13,6 +13,7 @@ from torch import Tensor
 
 from amago.kernels import triton_runtime
 from amago.kernels.precision import traced
+from amago.kernels.scan.inputs import Inputs
 
 MAX_STATES = 256
 _MAX_SPAN = (1 << 31) - 1
@@ -144,55 +145,22 @@ selective_scan.register_autograd(_backward, setup_context=_setup_context)
 
 
 def scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    initial_state: Tensor | None,
-    return_last_state: bool,
+    inputs: Inputs, *, initial_state: Tensor | None, return_last_state: bool
 ) -> tuple[Tensor, Tensor | None]:
     """See `amago.kernels.selective_scan`."""
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
     D, delta_bias = (x if x is None else x.contiguous() for x in (D, delta_bias))
-    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    if traced(*inputs):
-        y, last, _ = selective_scan(*inputs, delta_softplus)
+    tensors = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    if traced(*tensors):
+        y, last, _ = selective_scan(*tensors, delta_softplus)
     else:
-        y, last, _ = _kernels().forward(*inputs, delta_softplus, save=False)
+        y, last, _ = _kernels().forward(*tensors, delta_softplus, save=False)
     return y, last
 
 
-def step(
-    state: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor]:
+def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan_step`: a sequence of one timestep."""
-    y, last = scan(
-        u.unsqueeze(-1),
-        delta.unsqueeze(-1),
-        A,
-        B.unsqueeze(-1),
-        C.unsqueeze(-1),
-        D=D,
-        z=None if z is None else z.unsqueeze(-1),
-        delta_bias=delta_bias,
-        delta_softplus=delta_softplus,
-        initial_state=state,
-        return_last_state=True,
-    )
+    sequence = inputs.over_time(lambda x: x.unsqueeze(-1))
+    y, last = scan(sequence, initial_state=state, return_last_state=True)
     assert last is not None
     return y.squeeze(-1), last

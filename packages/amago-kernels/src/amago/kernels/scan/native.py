@@ -14,6 +14,7 @@ from torch import Tensor
 from amago.kernels.native import DTYPES, SELECTIVE_SCAN, operand
 from amago.kernels.precision import accumulation_dtype
 from amago.kernels.scan import fast
+from amago.kernels.scan.inputs import Inputs
 from amago.kernels.scan.op import Gradients, recurrence_operator
 from amago.kernels.scan.recurrence import CHUNK, num_chunks
 
@@ -154,25 +155,13 @@ def _(state: Tensor, u: Tensor, *_: Tensor | bool | None) -> tuple[Tensor, Tenso
     return u.new_empty(u.shape), state.new_empty(state.shape)
 
 
-def step(
-    state: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor]:
+def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan_step`."""
-    tensors: tuple[Any, ...] = (state, u, delta, A, B, C, D, z, delta_bias)
+    tensors: tuple[Any, ...] = (state, *inputs[:-1])
     dtype = state.dtype
     if any(x is not None and x.dtype != dtype for x in tensors):
         dtype = accumulation_dtype(*tensors)
         tensors = tuple(None if x is None else x.to(dtype) for x in tensors)
     run: Any = scan_step if torch.compiler.is_compiling() else _step
-    y, after = run(*tensors, delta_softplus)
-    return y if dtype == u.dtype else y.to(u.dtype), after
+    y, after = run(*tensors, inputs.delta_softplus)
+    return y if dtype == inputs.u.dtype else y.to(inputs.u.dtype), after

@@ -15,63 +15,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.kernels.precision import accumulation_dtype
+from amago.kernels.scan.inputs import Inputs
 
 
-def step(
-    state: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor]:
+def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """One timestep: state (B, d, n); u, delta, z (B, d); B, C (B, n) -> y (B, d) and the next state."""
-    dtype = accumulation_dtype(state, u, delta, A, B, C, D, z, delta_bias)
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
+    dtype = inputs.dtype_with(state)
     delta = step_size(delta.to(dtype), delta_bias, delta_softplus)
-    inputs = u.to(dtype)
+    given = u.to(dtype)
     decay = torch.exp(delta.unsqueeze(-1) * A)  # (B, d, n)
-    state = decay * state + (delta * inputs).unsqueeze(-1) * B.unsqueeze(1)
+    state = decay * state + (delta * given).unsqueeze(-1) * B.unsqueeze(1)
     y = (state * C.unsqueeze(1)).sum(-1)  # (B, d)
-    return skip_and_gate(y, inputs, D, z).to(u.dtype), state
+    return skip_and_gate(y, given, D, z).to(u.dtype), state
 
 
 def scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    initial_state: Tensor | None,
-    return_last_state: bool,
+    inputs: Inputs, *, initial_state: Tensor | None, return_last_state: bool
 ) -> tuple[Tensor, Tensor | None]:
     """All timesteps, one after the other -> y (B, d, L) and the state after the last one."""
     if initial_state is None:
-        initial_state = torch.zeros((), device=u.device)  # broadcast by the first step
+        initial_state = torch.zeros((), device=inputs.u.device)  # broadcast by the first step
     state, outputs = initial_state, []
-    for t in range(u.shape[-1]):
-        y, state = step(
-            state,
-            u[..., t],
-            delta[..., t],
-            A,
-            B[..., t],
-            C[..., t],
-            D=D,
-            z=None if z is None else z[..., t],
-            delta_bias=delta_bias,
-            delta_softplus=delta_softplus,
-        )
+    for t in range(inputs.u.shape[-1]):
+        y, state = step(state, inputs.at(t))
         outputs.append(y)
     return torch.stack(outputs, dim=-1), state
 
