@@ -55,7 +55,7 @@ class UnfinishedPieces:
             RuntimeError: if some rows are a step ahead and `rows` are not the others.
             ValueError: if `rows` are neither the first ones nor the last ones.
         """
-        now, in_step = self._now, self.in_step
+        now, in_step = self._now, self._ahead is NONE_AHEAD
         if rows is not None or not in_step:
             self._check_turn(rows)
         here = now if rows is None else (now, rows)
