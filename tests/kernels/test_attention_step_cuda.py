@@ -14,7 +14,7 @@ import torch
 from amago import kernels
 from amago.kernels.attention import cuda_step
 from amago.kernels.attention.step_gpu import GpuStep
-from amago.kernels.attention.step_plan import StepOptions
+from amago.kernels.attention.step_options import StepOptions
 from amago.kernels.native import ATTENTION_STEP_CUDA
 
 # Starts a kernel on no rows and prints what CUDA objects to: to that, or that there is no GPU.
@@ -49,8 +49,8 @@ def step(module, q, k, v, cache, positions=None, rotary_base=10000.0, **options)
     """One step (B, 1, H, D) by the kernels on the CPU, into memory full of NaN."""
     given = {"window": None, "sink": 0, "sink_bias": 0.0, "logit_clip": None, "scale": q.shape[-1] ** -0.5}
     out = torch.full((q.shape[0], *q.shape[2:]), math.nan, dtype=q.dtype)
-    tensors = (q[:, 0], k[:, 0], v[:, 0], cache.keys, cache.values, cache.lengths, positions, out)
-    cuda_step.launch(module, *tensors, StepOptions(**given | options, rotary_base=rotary_base), 0)
+    options = StepOptions(**given | options, rotary_base=rotary_base, positions=positions)
+    cuda_step.launch(module, q[:, 0], k[:, 0], v[:, 0], cache, out, options, 0)
     return out.unsqueeze(1)
 
 

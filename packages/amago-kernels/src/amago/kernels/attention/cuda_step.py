@@ -9,7 +9,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from amago.kernels.attention.step_plan import StepOptions, begins_at_sixteen, groups_of_heads, splits_of_slots
+from amago.kernels.attention.cache import RingCache
+from amago.kernels.attention.step_options import StepOptions
+from amago.kernels.attention.step_plan import begins_at_sixteen, groups_of_heads, splits_of_slots
 from amago.kernels.native import ATTENTION_STEP_CUDA, DTYPES
 
 _THREADS, _AHEAD = 256, 4  # of a block; slots that one of its lanes has under way
@@ -32,10 +34,7 @@ def launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor,
-    positions: Tensor | None,
+    cache: RingCache,
     out: Tensor,
     options: StepOptions,
     stream: int,
@@ -45,6 +44,7 @@ def launch(
     Raises:
         ValueError: for a cache that 16 bytes cannot be read from at once; only compiled calls come here with one.
     """
+    keys, values, positions = cache.keys, cache.values, options.positions
     for name, x in (("keys", keys), ("values", values)):
         if not begins_at_sixteen(x):
             raise ValueError(f"the cache's {name} begin at an address that 16 does not divide: clone them")
@@ -61,7 +61,7 @@ def launch(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if positions is not None:
         positions = positions.to(torch.int64)
-    addresses = [0 if x is None else x.data_ptr() for x in (lengths, positions, out, *parts)]
+    addresses = [0 if x is None else x.data_ptr() for x in (cache.lengths, positions, out, *parts)]
     module.run(
         cached,
         DTYPES[q.dtype],
@@ -70,24 +70,14 @@ def launch(
         [*addresses, *(0,) * (6 - len(addresses))],
         (-1 if options.window is None else min(options.window, size), min(options.sink, size)),
         (options.sink_bias, math.inf if options.logit_clip is None else options.logit_clip, options.scale),
-        _frequencies(options.rotary_base, dim) if positions is not None else [],
+        _frequencies(options.base, dim) if positions is not None else [],
         stream,
     )
 
 
-def step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor,
-    positions: Tensor | None,
-    out: Tensor,
-    options: StepOptions,
-) -> None:
+def step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, out: Tensor, options: StepOptions) -> None:
     """Fills `out` (B, H, D), contiguous, and writes k and v (B, H, D) into the cache; B and H are not 0."""
     module = ATTENTION_STEP_CUDA.load()
     with torch.cuda.device(q.device):
         stream = torch.cuda.current_stream().cuda_stream
-        launch(module, q, k, v, keys, values, lengths, positions, out, options, stream)
+        launch(module, q, k, v, cache, out, options, stream)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
+from amago.kernels.attention.step_options import StepOptions
 from amago.kernels.native import ATTENTION_STEP, DTYPES, operand
 from amago.kernels.precision import needs_gradient
 
@@ -85,20 +86,7 @@ def _(q: Tensor, *_: Tensor | float | None) -> Tensor:
     return q.new_empty(q.shape)
 
 
-def attention_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: RingCache,
-    *,
-    window: int | None,
-    sink: int,
-    sink_bias: float,
-    logit_clip: float | None,
-    scale: float,
-    rotary_base: float | None,
-    positions: Tensor | None,
-) -> Tensor:
+def attention_step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: StepOptions) -> Tensor:
     """See `amago.kernels.attention_step`."""
     # Past torch's dispatcher, which costs as much as a small step, unless a compiler looks.
     run = ring_attention if torch.compiler.is_compiling() else _attention_step
@@ -109,11 +97,11 @@ def attention_step(
         cache.keys,
         cache.values,
         cache.lengths,
-        positions,
-        0.0 if rotary_base is None else rotary_base,
-        -1 if window is None else window,
-        sink,
-        sink_bias,
-        math.inf if logit_clip is None else logit_clip,
-        scale,
+        options.positions,
+        options.base,
+        -1 if options.window is None else options.window,
+        options.sink,
+        options.sink_bias,
+        math.inf if options.logit_clip is None else options.logit_clip,
+        options.scale,
     )

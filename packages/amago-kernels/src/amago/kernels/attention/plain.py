@@ -6,6 +6,7 @@ Shapes: B rows, L positions, H heads, D head dimension.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from amago.kernels.attention.checks import (
     check_sequence,
 )
 from amago.kernels.attention.step_gpu import GpuStep
+from amago.kernels.attention.step_options import StepOptions
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import ATTENTION_STEP, ATTENTION_STEP_CUDA
 from amago.kernels.precision import full_precision
@@ -163,7 +165,7 @@ def attention_step(
     check_rotary(q, rotary_base, positions)
     if rotary_base is not None and positions is None:
         positions = cache.lengths
-    options = {
+    options: dict[str, Any] = {
         "window": window,
         "sink": sink,
         "sink_bias": sink_bias,
@@ -174,5 +176,5 @@ def attention_step(
     }
     run = choose("attention_step", backend, q, k, v, cache, **options).run
     with full_precision(q.device):
-        out: Tensor = run(q, k, v, cache, **options)
+        out: Tensor = run(q, k, v, cache, StepOptions(**options))
     return out

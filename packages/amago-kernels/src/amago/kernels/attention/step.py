@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.reference import bias_and_clip, weights_of
 from amago.kernels.attention.rotary import rotate
 from amago.kernels.attention.sdpa import fused
+from amago.kernels.attention.step_options import StepOptions
 
 
 class Places(NamedTuple):
@@ -98,36 +99,22 @@ def without_remains(attend: Callable[[], Tensor], cache: RingCache) -> Tensor:
     return attend()
 
 
-def rotated(
-    q: Tensor, k: Tensor, rotary_base: float | None, positions: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys (B, 1, H, D) at their positions (B,), if these are rotary."""
-    if rotary_base is None or positions is None:
+def rotated(q: Tensor, k: Tensor, options: StepOptions) -> tuple[Tensor, Tensor]:
+    """Queries and keys (B, 1, H, D) at their positions, if these are rotary."""
+    if options.rotary_base is None or options.positions is None:
         return q, k
-    steps = positions.unsqueeze(1)
-    return rotate(q, steps, rotary_base), rotate(k, steps, rotary_base)
+    steps = options.positions.unsqueeze(1)
+    return rotate(q, steps, options.rotary_base), rotate(k, steps, options.rotary_base)
 
 
-def eager_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: RingCache,
-    *,
-    window: int | None,
-    sink: int,
-    sink_bias: float,
-    logit_clip: float | None,
-    scale: float,
-    rotary_base: float | None,
-    positions: Tensor | None,
-) -> Tensor:
+def eager_step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: StepOptions) -> Tensor:
     """The specification of `amago.kernels.attention_step`."""
-    q, k = rotated(q, k, rotary_base, positions)
-    seen, sinks = _visible(cache, write(k, v, cache), window, sink)
-    scores = scores_of(q.to(cache.keys.dtype), cache.keys) * scale  # (B, H, W)
+    q, k = rotated(q, k, options)
+    seen, sinks = _visible(cache, write(k, v, cache), options.window, options.sink)
+    scores = scores_of(q.to(cache.keys.dtype), cache.keys) * options.scale  # (B, H, W)
     sinks = None if sinks is None else sinks.unsqueeze(1)
-    weights = weights_of(bias_and_clip(scores, sinks, sink_bias, logit_clip), seen.unsqueeze(1))
+    scores = bias_and_clip(scores, sinks, options.sink_bias, options.logit_clip)
+    weights = weights_of(scores, seen.unsqueeze(1))
     return without_remains(lambda: mix(weights, cache.values), cache).to(q.dtype)
 
 
@@ -141,20 +128,8 @@ def fused_step(q: Tensor, cache: RingCache, seen: Tensor, scale: float) -> Tenso
     return without_remains(attend, cache).to(q.dtype)  # (B, 1, H, D)
 
 
-def sdpa_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: RingCache,
-    *,
-    window: int | None,
-    sink: int,
-    scale: float,
-    rotary_base: float | None,
-    positions: Tensor | None,
-    **_: Any,
-) -> Tensor:
+def sdpa_step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: StepOptions) -> Tensor:
     """The same by torch's scaled_dot_product_attention."""
-    q, k = rotated(q, k, rotary_base, positions)
-    seen, _sinks = _visible(cache, write(k, v, cache), window, sink)
-    return fused_step(q, cache, seen[:, None, None], scale)
+    q, k = rotated(q, k, options)
+    seen, _sinks = _visible(cache, write(k, v, cache), options.window, options.sink)
+    return fused_step(q, cache, seen[:, None, None], options.scale)

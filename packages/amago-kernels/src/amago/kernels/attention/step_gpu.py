@@ -13,7 +13,8 @@ from torch import Tensor
 
 from amago.kernels import triton_runtime
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.step_plan import StepOptions, begins_at_sixteen
+from amago.kernels.attention.step_options import StepOptions
+from amago.kernels.attention.step_plan import begins_at_sixteen
 from amago.kernels.precision import needs_gradient
 
 MAX_HEAD_DIM = 128
@@ -40,13 +41,13 @@ def _ring_attention(
     kernels: str,
 ) -> Tensor:
     """Writes k and v (B, H, D) into the cache and attends: (B, H, D). Without positions nothing is rotated."""
-    options = StepOptions(window, sink, sink_bias, logit_clip, scale, rotary_base)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if positions is not None:
         positions = positions.contiguous()
+    options = StepOptions(window, sink, sink_bias, logit_clip, scale, rotary_base, positions)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel():
-        step = importlib.import_module(_MODULES[kernels]).step
-        step(q, k, v, keys, values, lengths.contiguous(), positions, out, options)
+        cache = RingCache(keys, values, lengths.contiguous())
+        importlib.import_module(_MODULES[kernels]).step(q, k, v, cache, out, options)
     return out
 
 
@@ -86,21 +87,7 @@ class GpuStep:
             reasons += _not_in_sixteens(cache)
         return reasons
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: RingCache,
-        *,
-        window: int | None,
-        sink: int,
-        sink_bias: float,
-        logit_clip: float | None,
-        scale: float,
-        rotary_base: float | None,
-        positions: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: StepOptions) -> Tensor:
         """See `amago.kernels.attention_step`."""
         # Past torch's dispatcher unless a compiler looks: a small step is over before that is.
         run = ring_attention if torch.compiler.is_compiling() else _ring_attention
@@ -111,13 +98,13 @@ class GpuStep:
             cache.keys,
             cache.values,
             cache.lengths,
-            positions if rotary_base is not None else None,
-            0.0 if rotary_base is None else rotary_base,
-            window,
-            sink,
-            sink_bias,
-            logit_clip,
-            scale,
+            None if options.rotary_base is None else options.positions,
+            options.base,
+            options.window,
+            options.sink,
+            options.sink_bias,
+            options.logit_clip,
+            options.scale,
             self._kernels,
         )
         return out.unsqueeze(1)

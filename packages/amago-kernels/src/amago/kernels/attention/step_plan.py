@@ -1,39 +1,17 @@
-"""What the GPU kernels of `attention_step` are told, and how they share out the work.
+"""How the GPU kernels of `attention_step` share out the work.
 
-Shapes: H heads, W slots of a ring.
+Shapes: H heads.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 
 _BLOCKS_PER_PROCESSOR = 4  # enough to hide the waiting for memory; more shares of a row cost more joining
 _MOST_SPLITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """The options of `amago.kernels.attention_step`, with `scale` given; `rotary_base` counts with positions."""
-
-    window: int | None
-    sink: int
-    sink_bias: float
-    logit_clip: float | None
-    scale: float
-    rotary_base: float
-
-    @property
-    def biased(self) -> bool:
-        """Whether the scores of sinks differ from others."""
-        return self.sink > 0 and self.sink_bias != 0.0
-
-    def most_seen(self, size: int) -> int:
-        """How many of the W slots a step sees at most."""
-        return size if self.window is None else min(size, self.window + 1 + self.sink)
 
 
 def begins_at_sixteen(x: torch.Tensor) -> bool:
