@@ -276,3 +276,83 @@ def test_files_in_the_layout_of_older_programs_are_read(tmp_path: Path):
     (path,) = (tmp_path / "new").iterdir()
     assert path.name == "cartpole_0a1b2c3d_1700000000.traj"
     assert load_trajectory(path).rl2s.dtype == np.float32
+
+
+GOOD: dict[str, np.ndarray] = {
+    "observations": np.zeros((6, 2), np.float32),
+    "actions": np.zeros((6, 2), np.float32),
+    "rewards": np.zeros(6, np.float32),
+    "terminals": np.array([0, 0, 1, 0, 0, 1], np.bool_),
+}
+
+
+WRONG = [
+    ({"actions": None}, "there is no array 'actions'"),
+    ({"observations": np.zeros((6, 2), np.complex64)}, "plain numbers"),
+    ({"observations": np.zeros((6, 2), np.longdouble)}, "plain numbers"),
+    ({"observations": np.array([b"text"] * 6)}, "plain numbers"),
+    ({"observations": np.float32(1)}, "one per row"),
+    ({"rewards": np.full(6, 1e300)}, "beyond float32"),
+    ({"amago/time_idxs": np.zeros(2, np.int64), "amago/rl2s": np.zeros((6, 3))}, "rewards has 6 rows"),
+    ({"amago/time_idxs": np.zeros(6, np.int64), "amago/rl2s": np.float32(0)}, "rewards has 6 rows"),
+    ({"amago/env_names": np.array([1, 2])}, "one name per episode"),
+    ({"amago/env_names": np.bytes_(b"one")}, "one name per episode"),
+]
+WRONG_IN_NPZ = [
+    ({"observations/a": np.zeros((6, 1))}, "as an array and with the key 'a'"),
+    ({"amago/env_names": np.array(["text", "no bytes"])}, "one name per episode"),
+]
+
+
+@pytest.mark.parametrize(
+    ("ending", "change", "message"),
+    [(".npz", *wrong) for wrong in WRONG + WRONG_IN_NPZ] + [(".h5", *wrong) for wrong in WRONG],
+)
+def test_arrays_that_cannot_be_trajectories_are_told(tmp_path: Path, ending: str, change, message: str):
+    source, target = tmp_path / f"source{ending}", tmp_path / "target"
+    arrays = {name: array for name, array in (GOOD | change).items() if array is not None}
+    if ending == ".npz":
+        np.savez(source, **arrays)
+    else:
+        with h5py.File(source, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+    assert message in refused(source, target)
+    assert not target.exists()
+
+
+def test_an_hdf5_file_without_episodes_is_told(tmp_path: Path):
+    with h5py.File(tmp_path / "empty.h5", "w"):
+        pass
+    with h5py.File(tmp_path / "group.h5", "w") as file:
+        file.create_group("episode_0")
+    with h5py.File(tmp_path / "groups.h5", "w") as file:
+        for name in GOOD:
+            file.create_group(name)
+    for name in ("empty", "group", "groups"):
+        assert "there is no array 'actions'" in refused(tmp_path / f"{name}.h5", tmp_path / "target")
+
+
+@pytest.mark.parametrize("size", ["99999999999999999999", "999999999999999"])
+def test_more_actions_than_memory_holds_are_told(tmp_path: Path, size: str):
+    np.savez(tmp_path / "source.npz", **(GOOD | {"actions": np.arange(6)}))
+    said = refused(tmp_path / "source.npz", tmp_path / "target", "--actions", f"discrete:{size}")
+    assert "is no kind of actions" in said or "cannot be converted" in said
+
+
+def test_a_name_that_is_too_long_is_told(tmp_path: Path, fill: Fill):
+    fill(tmp_path, 1)
+    assert "too long" in refused(tmp_path, tmp_path / ("x" * 300))
+
+
+def test_a_file_without_transitions_is_left_out(tmp_path: Path, fill: Fill):
+    source = tmp_path / "source"
+    source.mkdir()
+    (path,) = fill(source, 1)
+    arrays = load_trajectory(path).to_dict()
+    short = {n: array[: n not in ("rews", "dones", "actions")] for n, array in arrays.items()}
+    np.savez(source / "env_00000100_1.npz", **short)
+    result = run(source, tmp_path / "target")
+    assert result.exit_code == 1
+    assert "left out env_00000100_1.npz: it holds no transition" in result.output
+    assert len(list((tmp_path / "target").iterdir())) == 1

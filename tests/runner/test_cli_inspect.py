@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from amago.cli.app import app
-from amago.hindsight import save_trajectory
+from amago.hindsight import FrozenTraj, load_trajectory, save_trajectory
 
 Fill = Callable[..., list[Path]]
 
@@ -149,6 +149,45 @@ def test_names_are_printed_as_they_are_and_undecodable_ones_all_the_same(tmp_pat
         assert name in output
     (report,) = json.loads(run(folder, "--json").output)["folders"].values()
     assert set(report["environments"]) == {"[bold]env", r"\xff"}
+
+
+def test_names_cannot_command_the_terminal_or_begin_lines(tmp_path: Path, fill: Fill):
+    (file,) = fill(tmp_path, 1)
+    file.rename(tmp_path / "a\x1b[2J\nb_00000001_1.npz")
+    (tmp_path / "c\rd\x9b1m_00000002_1.npz").write_bytes(b"")
+    (tmp_path / "e\n\u202e.txt").write_bytes(b"")
+    output = run(tmp_path).output
+    for name in (r"a\x1b[2J\nb", r"c\rd\x9b1m_00000002_1.npz", r"e\n\u202e.txt"):
+        assert name in output
+    assert not set(output) & set("\x1b\r\x9b\u202e")
+
+
+def test_what_cannot_be_looked_into_is_told(tmp_path: Path):
+    result = run(tmp_path / ("x" * 300))
+    assert result.exit_code == 2
+    assert "too long" in " ".join(result.output.split())
+
+
+def test_a_file_that_vanishes_while_it_is_counted_is_not_counted(
+    tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch
+):
+    """It was read by then, but another process deleted it."""
+    first, second = fill(tmp_path, 2)
+
+    def read_and_deleted(path: Path) -> FrozenTraj:
+        trajectory = load_trajectory(path)
+        if path == first:
+            path.unlink()
+        return trajectory
+
+    monkeypatch.setattr("amago.cli.inspect_buffer.load_trajectory", read_and_deleted)
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 0
+    (report,) = json.loads(result.output)["folders"].values()
+    (group,) = report["environments"].values()
+    assert group["files"] == group["formats"][".npz"] == 1
+    assert group["transitions"] == len(load_trajectory(second))
+    assert not report["bad"]
 
 
 def test_every_file_is_opened_once(tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch):

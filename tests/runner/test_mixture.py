@@ -152,3 +152,20 @@ def test_drawing_from_a_mixture_with_no_ready_member_says_so() -> None:
     mixture.configure_from_experiment(Settings())
     with pytest.raises(RuntimeError, match="ready"):
         mixture[0]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "weights", "error", "message"),
+    [
+        ([Constant(1), "buffer"], [1, 1], TypeError, "datasets must be RLDatasets, not 'buffer'"),
+        ([Constant(1)], ["1"], TypeError, "sampling_weights must be numbers"),
+        ([Constant(1)], [None], TypeError, "sampling_weights must be numbers"),
+        ([Constant(1)], [-1.0], ValueError, "at least 0"),
+        ([Constant(1)], [float("nan")], ValueError, "must be finite"),
+        ([Constant(1)], [0.0], ValueError, "not all be 0"),
+        ([Constant(1), Constant(2)], [1e308, 1e308], ValueError, "finite sum"),
+    ],
+)
+def test_members_and_weights_that_cannot_be_are_told(datasets, weights, error, message) -> None:
+    with pytest.raises(error, match=message):
+        MixtureOfDatasets(datasets, weights)

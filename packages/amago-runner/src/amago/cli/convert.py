@@ -66,9 +66,12 @@ def convert(request: Conversion, console: Console) -> int:
             was written then.
     """
     source, target = request.source, request.target
-    if target.exists():
+    try:
+        exists, from_arrays = target.exists(), is_file_of_arrays(source)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise UsageProblem(f"{error.filename}: {error.strerror}.", "SRC DST") from error
+    if exists:
         raise UsageProblem(f"{target} exists, and nothing is overwritten: give another name.", "DST")
-    from_arrays = is_file_of_arrays(source)
     if request.actions is not None and not from_arrays:
         raise UsageProblem("actions of trajectories are converted already; this is for arrays.", "--actions")
     single = source.is_file() and not from_arrays
@@ -87,7 +90,7 @@ def convert(request: Conversion, console: Console) -> int:
                 _write_files(named, folder, to, done)
     except UsageProblem:
         raise
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         _tell_bad(console, done)
         raise UsageProblem(f"{source} cannot be converted: {error}", "SRC") from error
     except ImportError as error:
@@ -140,6 +143,8 @@ def _trajectories(source: Path, done: _Done, console: Console) -> _Named:
     for path in _with_progress(files, console):
         try:
             trajectory = load_trajectory(path)
+            if not len(trajectory):
+                raise CorruptTrajectoryError("it holds no transition")
         except (CorruptTrajectoryError, OSError) as error:
             done.bad.append((path, str(error)))
             continue
@@ -215,7 +220,7 @@ def parse_space(text: str, shape: tuple[int, ...]) -> gym.Space[Any]:
             return gym.spaces.Box(low, high, shape, np.float32)
         if text == "binary":
             return gym.spaces.MultiBinary(shape)
-    except (ValueError, AssertionError):
+    except (ValueError, AssertionError, OverflowError):
         pass
     raise UsageProblem(
         f"{text!r} is no kind of actions: discrete:N, discrete:N1,N2, box:LOW:HIGH or binary.", "--actions"

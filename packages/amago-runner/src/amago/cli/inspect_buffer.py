@@ -103,13 +103,14 @@ class _Seen:
     unlike: list[str] = field(default_factory=list)
 
     def add(self, path: Path, trajectory: FrozenTraj) -> None:
-        """Counts a file."""
+        """Counts a file; raises FileNotFoundError if it is gone by now, and then counts nothing."""
+        nbytes = path.stat().st_size
         terminated = bool(trajectory.dones[-1, 0])
         self.lengths.append(len(trajectory))
         self.rewards.append(float(trajectory.rews.sum(dtype=np.float64)))
         self.terminated.append(terminated)
         self.whole.append(terminated and int(trajectory.time_idxs[0, 0]) == 0)
-        self.nbytes += path.stat().st_size
+        self.nbytes += nbytes
         self.formats[path.suffix] += 1
         named = trajectory.to_dict().items()
         arrays = {printable(name): (str(array.dtype), list(array.shape[1:])) for name, array in named}
@@ -136,8 +137,9 @@ class _Seen:
 
 
 def printable(name: str) -> str:
-    """A name as it can be printed anywhere, whatever bytes the file system has in it."""
-    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
+    """A name as it can be printed anywhere, in one line, whatever bytes the file system has in it."""
+    text = os.fsencode(name).decode("utf-8", errors="backslashreplace")
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:

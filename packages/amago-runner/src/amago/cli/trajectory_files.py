@@ -31,8 +31,15 @@ def find_files(path: Path, *, only_drawn_from: bool = False) -> dict[str, Found]
         only_drawn_from: leave out what training does not draw from.
 
     Raises:
-        UsageProblem: if there is nothing, or nothing that could be trajectories.
+        UsageProblem: if there is nothing, nothing that could be trajectories, or it may not be looked into.
     """
+    try:
+        return _find_files(path, only_drawn_from)
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be looked into: {error.strerror}.", str(path)) from error
+
+
+def _find_files(path: Path, only_drawn_from: bool) -> dict[str, Found]:
     if path.is_file():
         return {"": Found(path.parent, [path], [], [])}
     if not path.is_dir():

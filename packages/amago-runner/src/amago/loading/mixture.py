@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ class MixtureOfDatasets(RLDataset):
 
     Raises:
         ValueError: if the lists differ in length or a number is out of range.
+        TypeError: for what is no dataset or no number.
     """
 
     def __init__(
@@ -57,6 +59,9 @@ class MixtureOfDatasets(RLDataset):
         self.datasets = list(datasets)
         if not self.datasets:
             raise ValueError("datasets must hold at least one dataset, not none")
+        for dataset in self.datasets:
+            if not isinstance(dataset, RLDataset):
+                raise TypeError(f"datasets must be RLDatasets, not {dataset!r}")
         super().__init__(dset_name)
         self.sampling_weights = self._checked("sampling_weights", sampling_weights)
         self.initial_sampling_weights = (
@@ -79,8 +84,12 @@ class MixtureOfDatasets(RLDataset):
             raise ValueError(
                 f"{name} must hold {len(self.datasets)} weights, one per dataset, not {len(weights)}"
             )
+        if any(not isinstance(weight, Real) for weight in weights):
+            raise TypeError(f"{name} must be numbers, not {list(weights)}")
         if any(not (math.isfinite(weight) and weight >= 0) for weight in weights):
             raise ValueError(f"{name} must be finite and at least 0, not {list(weights)}")
+        if not math.isfinite(sum(weights)):
+            raise ValueError(f"{name} must have a finite sum, not {list(weights)}")
         if name == "sampling_weights" and not any(weights):
             raise ValueError(f"{name} must not all be 0")
         return [float(weight) for weight in weights]

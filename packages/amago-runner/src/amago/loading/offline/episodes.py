@@ -110,8 +110,17 @@ class _Rows:
         following = arrays.get("next_observations")
         self._next_obs = None if following is None else _leaves("next_observations", following)
         self.time_idxs, self.rl2s = arrays.get(TIME_IDXS), arrays.get(RL2S)
-        for name, array in (("terminals", self.terminals), ("timeouts", cut_off), ("actions", self.actions)):
-            _check_rows(name, array, count)
+        for key, array in self._obs.items():
+            _check_numbers(f"observations {key!r}", array)
+        for name, array in (
+            ("terminals", self.terminals),
+            ("timeouts", cut_off),
+            ("actions", self.actions),
+            (TIME_IDXS, self.time_idxs),
+            (RL2S, self.rl2s),
+        ):
+            if array is not None:
+                _check_rows(name, array, count)
         for key, array in (self._next_obs or {}).items():
             _check_rows(f"next_observations {key!r}", array, count)
         if self._next_obs is not None and self._next_obs.keys() != self._obs.keys():
@@ -186,7 +195,20 @@ def _vector(name: str, value: Any, dtype: type[np.generic]) -> Array:
         raise ValueError(
             f"{name} has shape {array.shape} and dtype {array.dtype}; it needs one number per row"
         )
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype is np.float32 and (beyond := np.isfinite(array) & ~np.isfinite(cast)).any():
+        row = int(np.flatnonzero(beyond)[0])
+        raise ValueError(f"{name}[{row}] is {array[row]:g}, which is beyond float32")
+    return cast
+
+
+def _check_numbers(name: str, array: Any) -> None:
+    """Raises ValueError for what trajectory files do not hold."""
+    if array.ndim == 0:
+        raise ValueError(f"{name} is a single value; it needs one per row")
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise ValueError(f"{name} has dtype {array.dtype}; trajectories hold plain numbers")
 
 
 def _check_rows(name: str, array: Any, count: int) -> None:

@@ -71,18 +71,34 @@ def is_file_of_arrays(path: Path) -> bool:
 
 
 def actions_and_names(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], list[str]]:
-    """Shape of one action, dtype of actions, and the environments' names, if any, in a file of arrays."""
+    """Shape of one action, dtype of actions, and the environments' names, if any, in a file of arrays.
+
+    Raises:
+        ValueError: if there are no actions, or the names are none.
+    """
     if (path / _MINARI_FILE).exists():
         path = path / _MINARI_FILE
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as archive:
-            actions = archive["actions"]
-            names = archive[ENV_NAMES] if ENV_NAMES in archive.files else ()
-            return actions.shape[1:], actions.dtype, [name.decode() for name in names]
+            return _actions_and_names(archive, archive)
     with import_h5py().File(path, "r") as file:
-        first = file if "actions" in file else file[next(iter(file))]
-        names = file[ENV_NAMES][:] if ENV_NAMES in file else ()
-        return first["actions"].shape[1:], first["actions"].dtype, [name.decode() for name in names]
+        groups = [file[name] for name in file if isinstance(file[name], Mapping)]
+        return _actions_and_names(file, groups[0] if groups and "actions" not in file else file)
+
+
+def _actions_and_names(
+    file: Mapping[str, Any], first: Mapping[str, Any]
+) -> tuple[tuple[int, ...], np.dtype[Any], list[str]]:
+    """The same of an open file, whose first episode may be a group of its own."""
+    actions = first.get("actions")
+    if actions is None or not hasattr(actions, "shape"):
+        raise ValueError(f"there is no array 'actions'; the names are {sorted(first)}")
+    names = np.asarray(file[ENV_NAMES]) if ENV_NAMES in file else np.zeros(0, "S1")
+    if names.ndim != 1 or names.dtype.kind != "S":
+        raise ValueError(
+            f"{ENV_NAMES} has shape {names.shape} and dtype {names.dtype}; it needs bytes, one name per episode"
+        )
+    return actions.shape[1:], actions.dtype, [name.decode(errors="replace") for name in names.tolist()]
 
 
 def episodes_from_minari(dataset: Any, *, download: bool = False) -> Iterator[FrozenTraj]:
@@ -117,6 +133,8 @@ def _npz_episodes(path: Path, *spaces: gym.Space[Any] | None) -> Iterator[Frozen
             if first not in _USED:
                 continue
             if slash and first.endswith("observations"):
+                if first in archive.files:
+                    raise ValueError(f"{first} is there as an array and with the key {key!r}: keep one")
                 arrays.setdefault(first, {})[key] = archive[name]
             else:
                 arrays[name] = archive[name]
@@ -134,8 +152,9 @@ def _hdf5_episodes(path: Path, *spaces: gym.Space[Any] | None) -> Iterator[Froze
 
 def _arrays_of(group: Any) -> dict[str, Any]:
     arrays = {name: _tree_of(group[name]) for name in group if name in _USED and name != "amago"}
-    for name in group.get("amago", ()):
-        arrays[f"amago/{name}"] = group["amago"][name]
+    ours = group.get("amago")
+    for name in ours if isinstance(ours, Mapping) else ():
+        arrays[f"amago/{name}"] = ours[name]
     return arrays
 
 
