@@ -80,7 +80,7 @@ def _flex_attention(q: Tensor, *_: object, **options: Any) -> str:
     return ("mask" if options["score_mod"] is None else "scores") + _length(q) + _precision(q)
 
 
-def _ring(q: Tensor, k: Tensor, v: Tensor, cache: Any, **_: object) -> str:
+def _ring(q: Tensor, k: Tensor, v: Tensor, cache: Any, *_: object, **__: object) -> str:
     return ("small" if cache.keys.numel() <= SMALL_RING else "large") + _precision(cache.keys)
 
 

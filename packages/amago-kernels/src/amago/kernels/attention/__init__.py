@@ -4,8 +4,8 @@
 - `reference`, `step`: both written out, the specification; `flex_dense`: with score and mask functions.
 - `sdpa`, `flex_torch`: through torch's fused kernels; `gpu`: through our own, `triton_kernels` forward and
   `triton_backward`, which share `triton_blocks`.
-- `step_options`: what the backends of a step are told; `step_gpu`, `step_plan`, `triton_step`, `cuda_step`: steps on
-  a GPU, in Triton and in CUDA C++.
+- `step_options`: what the backends of a step are told; `step_gpu`, `step_plan`, `triton_step`, `cuda_step`: steps
+  on a GPU, in Triton and in CUDA C++.
 - `rotary`: rotary positions, which a step applies to what enters the cache.
 - `mods`: score and mask functions and their evaluation for all positions at once; `cache`: the ring cache.
 

@@ -16,7 +16,7 @@ from amago.kernels.native import ATTENTION_STEP, DTYPES, operand
 from amago.kernels.precision import needs_gradient
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, **_: object) -> list[str]:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, *_: object) -> list[str]:
     """Why the call cannot run: tensors elsewhere than on the CPU, another dtype, or gradients."""
     reasons = []
     if q.device.type != "cpu" or cache.keys.device.type != "cpu":

@@ -6,7 +6,6 @@ Shapes: B rows, L positions, H heads, D head dimension.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
@@ -27,9 +26,13 @@ from amago.kernels.precision import full_precision
 from amago.kernels.triton_runtime import Triton
 
 
-def _sdpa_step_unsupported(*_: object, **options: object) -> list[str]:
+def _sdpa_step_unsupported(
+    q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: StepOptions
+) -> list[str]:
     """The limits of the whole-sequence form hold for the step as well."""
-    return sdpa.unsupported(**options)
+    return sdpa.unsupported(
+        logit_clip=options.logit_clip, sink=options.sink, sink_bias=options.sink_bias, scale=options.scale
+    )
 
 
 _triton_step, _cuda_step = GpuStep("triton"), GpuStep("cuda")
@@ -165,16 +168,9 @@ def attention_step(
     check_rotary(q, rotary_base, positions)
     if rotary_base is not None and positions is None:
         positions = cache.lengths
-    options: dict[str, Any] = {
-        "window": window,
-        "sink": sink,
-        "sink_bias": sink_bias,
-        "logit_clip": logit_clip,
-        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
-        "rotary_base": rotary_base,
-        "positions": positions,
-    }
-    run = choose("attention_step", backend, q, k, v, cache, **options).run
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    options = StepOptions(window, sink, sink_bias, logit_clip, scale, rotary_base, positions)
+    run = choose("attention_step", backend, q, k, v, cache, options).run
     with full_precision(q.device):
-        out: Tensor = run(q, k, v, cache, StepOptions(**options))
+        out: Tensor = run(q, k, v, cache, options)
     return out

@@ -71,7 +71,7 @@ class GpuStep:
     def __init__(self, kernels: str) -> None:
         self._kernels = kernels
 
-    def unsupported(self, q: Tensor, k: Tensor, v: Tensor, cache: RingCache, **_: object) -> list[str]:
+    def unsupported(self, q: Tensor, k: Tensor, v: Tensor, cache: RingCache, *_: object) -> list[str]:
         """Why the kernels cannot run a call; none if they can."""
         named = {"q": q, "the cache's keys": cache.keys, "its values": cache.values}
         reasons = [reason for name, x in named.items() for reason in triton_runtime.unsupported(name, x)]
