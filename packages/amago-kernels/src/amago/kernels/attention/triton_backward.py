@@ -24,7 +24,9 @@ from amago.kernels.attention.triton_blocks import (
     keys_seen,
     masked_keys,
     queries_seeing,
+    row_and_head,
     seen,
+    stop_of,
     tile,
 )
 from amago.kernels.attention.triton_kernels import Kind, Launch, Shape, in_units
@@ -37,8 +39,7 @@ def _through_output(
     M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """delta (B, H, L): the product of every output with its gradient."""
-    row_head = tl.program_id(0) // blocks
-    row, head = (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
+    row_head, row, head = row_and_head(blocks, heads)
     i, feature = tl.program_id(0) % blocks * M + tl.arange(0, M), tl.arange(0, W)
     grad += (row * grad0 + head * grad2) * UNIT
     out += (row * out0 + head * out2) * UNIT
@@ -107,13 +108,10 @@ def _keys_backward(
     UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of keys and of their values, which lie in memory alike (strides out0 to out3)."""
-    row_head = tl.program_id(0) // blocks
-    row, head = (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
+    row_head, row, head = row_and_head(blocks, heads)
     first = tl.program_id(0) % blocks * N  # early keys are seen by the most queries, so they begin
     j, feature = first + tl.arange(0, N), tl.arange(0, W)
-    stop = length
-    if lengths is not None:
-        stop = tl.minimum(tl.load(lengths + row), length)
+    stop = stop_of(lengths, row, length)
     key = tile(k + (row * k0 + head * k2) * UNIT, j, k1, feature, k3, stop, True, D, W, UNIT)
     value = tile(v + (row * v0 + head * v2) * UNIT, j, v1, feature, v3, stop, True, D, W, UNIT)
     q += (row * q0 + head * q2) * UNIT
@@ -176,13 +174,10 @@ def _queries_backward(
     UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of queries."""
-    row_head = tl.program_id(0) // blocks
-    row, head = (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
+    row_head, row, head = row_and_head(blocks, heads)
     first = (blocks - 1 - tl.program_id(0) % blocks) * M
     i, feature = first + tl.arange(0, M), tl.arange(0, W)
-    stop = length
-    if lengths is not None:
-        stop = tl.minimum(tl.load(lengths + row), length)
+    stop = stop_of(lengths, row, length)
     query = tile(q + (row * q0 + head * q2) * UNIT, i, q1, feature, q3, stop, True, D, W, UNIT)
     g = tile(grad + (row * grad0 + head * grad2) * UNIT, i, grad1, feature, grad3, stop, True, D, W, UNIT)
     k += (row * k0 + head * k2) * UNIT

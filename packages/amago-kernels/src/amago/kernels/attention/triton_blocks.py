@@ -16,6 +16,22 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def row_and_head(blocks, heads):
+    """Which of all heads of all rows a program has, numbered through; its row, and its head."""
+    row_head = tl.program_id(0) // blocks
+    return row_head, (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
+
+
+@triton.jit
+def stop_of(lengths, row, length):
+    """Where the positions of a row end that count."""
+    stop = length
+    if lengths is not None:
+        stop = tl.minimum(tl.load(lengths + row), length)
+    return stop
+
+
+@triton.jit
 def tile(pointer, position, stride, feature, stride_feature, stop, BOUNDED: tl.constexpr, D: tl.constexpr,
          W: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
     """Positions (M,) of one row and head as (M, W), 0 from `stop` on; unless BOUNDED all lie before it."""

@@ -24,7 +24,9 @@ from amago.kernels.attention.triton_blocks import (
     kept,
     keys_seen,
     masked_keys,
+    row_and_head,
     seen,
+    stop_of,
     tile,
 )
 from amago.kernels.triton_runtime import on_device_of, unit_of
@@ -73,13 +75,10 @@ def _forward(
     UNIT: tl.constexpr,
 ):  # fmt: skip
     """Outputs, and lse (B, H, L): logarithms to the base 2 of the sums of exponentials, inf for empty sums."""
-    row_head = tl.program_id(0) // blocks
-    row, head = (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
+    row_head, row, head = row_and_head(blocks, heads)
     first = (blocks - 1 - tl.program_id(0) % blocks) * M  # late queries see the most keys, so they begin
     i, feature = first + tl.arange(0, M), tl.arange(0, W)
-    stop = length
-    if lengths is not None:
-        stop = tl.minimum(tl.load(lengths + row), length)
+    stop = stop_of(lengths, row, length)
     query = tile(q + (row * q0 + head * q2) * UNIT, i, q1, feature, q3, stop, True, D, W, UNIT)
     k += (row * k0 + head * k2) * UNIT
     v += (row * v0 + head * v2) * UNIT

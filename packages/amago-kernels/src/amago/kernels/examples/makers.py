@@ -42,21 +42,7 @@ def two_hot(
     support = bins if isinstance(bins, Bins) else Bins(-1e3, 1e5, bins)
     logits = draw.normal(*rows, support.n, scale=size)
     if operation == "two_hot_mean":
-
-        def mean(logits: Tensor, backend: str | None) -> Tensor:
-            return kernels.two_hot_mean(logits, support, backend=backend)
-
-        # Gradients are differences of support points, in units of returns.
-        largest = mean(logits.double(), "eager").abs().max().item() if logits.numel() else 0.0
-        points = max(abs(support.start), abs(support.stop))
-        return Example(
-            operation=operation,
-            name="mean",
-            call=mean,
-            tensors={"logits": logits},
-            gradients=("logits",),
-            terms=0.25 * points * (1.0 + largest if support.symlog else 1.0),
-        )
+        return _mean(logits, support)
     loss = getattr(kernels, operation)
     shared = [*rows[:-2], 1, *rows[-1:]] if len(rows) > 1 else list(rows)
     target = draw.normal(*shared, dtype=torch.float32, scale=60.0)
@@ -74,6 +60,25 @@ def two_hot(
 
     return Example(
         operation=operation, name=f"{support.n} bins", call=call, tensors=tensors, gradients=("logits",)
+    )
+
+
+def _mean(logits: Tensor, support: Bins) -> Example:
+    """A call of `two_hot_mean`."""
+
+    def mean(logits: Tensor, backend: str | None) -> Tensor:
+        return kernels.two_hot_mean(logits, support, backend=backend)
+
+    # Gradients are differences of support points, in units of returns.
+    largest = mean(logits.double(), "eager").abs().max().item() if logits.numel() else 0.0
+    points = max(abs(support.start), abs(support.stop))
+    return Example(
+        operation="two_hot_mean",
+        name="mean",
+        call=mean,
+        tensors={"logits": logits},
+        gradients=("logits",),
+        terms=0.25 * points * (1.0 + largest if support.symlog else 1.0),
     )
 
 
