@@ -260,3 +260,24 @@ def test_updates_run_under_bf16_autocast(make_learner: MakeLearner) -> None:
     assert torch.as_tensor(metrics["Predicted"]).dtype in (torch.bfloat16, torch.float32)
     assert weights(learner).dtype == torch.float32
     assert learner.skipped_updates == 0
+
+
+def test_a_buffer_of_another_environment_is_told(make_experiment, fill, tmp_path: Path) -> None:
+    """Instead of the matrices that do not go together."""
+    experiment = make_experiment(start_collecting_at_epoch=float("inf"))
+    fill(experiment.dataset.fifo.path, 8)
+    experiment.start()
+    with pytest.raises(ValueError, match="do not fit the environment") as told:
+        experiment.learn()
+    for part in (
+        "observation 'observation' has the shape (2,) in them and (3,) in the environment",
+        "dset_name",
+    ):
+        assert part in str(told.value)
+
+
+def test_an_error_of_a_batch_that_fits_arrives_as_it_is(make_learner: MakeLearner) -> None:
+    learner = make_learner()
+    learner.agent.head = nn.Linear(1, 1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        learner.train_batch(make_batch(4, seed=0), log_step=False)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from amago.agent import BaseAgent, Batch
 from amago.distributed.accelerate import Processes
+from amago.experiment.other_data import other_data_told
 from amago.experiment.schedule import WarmupSchedule
 from amago.kernels.memory import keep_freed_memory
 
@@ -142,6 +143,7 @@ class Learner:
     def _backward(self, batch: Batch, log_step: bool, *, synchronise: bool) -> dict[str, Tensor | float]:
         device_type = batch.rl2s.device.type
         with contextlib.ExitStack() as stack:
+            stack.enter_context(other_data_told(self.agent, batch))
             if not synchronise:
                 stack.enter_context(self._processes.local_gradients(self._model))
             with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self._autocast):
