@@ -24,8 +24,8 @@ def other_data_told(agent: BaseAgent, batch: Batch) -> Iterator[None]:
             raise
         raise ValueError(
             f"the dataset's trajectories do not fit the environment: {'; '.join(differences)}. They are of "
-            "another environment, or of this one before it was changed: give the dataset another dset_name, or move "
-            "their files away"
+            "another environment, or of this one before it was changed: give the dataset another dset_name, or "
+            "move their files away"
         ) from error
 
 
