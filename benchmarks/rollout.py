@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.rollout
     .venv/bin/python -m benchmarks.rollout --scaling
+    .venv/bin/python -m benchmarks.rollout --overlap
     .venv/bin/python -m benchmarks.rollout --only "lake GRU" --no-save
     .venv/bin/python -m benchmarks.rollout --only "lake FF" --memory 10000000 --no-save
 
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import multiprocessing
 import subprocess
@@ -37,28 +37,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 
 from amago.agent import Agent
-from amago.envs import AMAGOEnv, EpsilonGreedy
-from amago.envs.builtin.toy_gym import MetaFrozenLake
+from amago.envs import EpsilonGreedy
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_vector_env
 from amago.experiment.rollout import Rollout
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from benchmarks.machine import ROOT, append, describe
+from benchmarks.rollout_rows import ENCODERS, OVERLAP, ROWS, SCALING, Row, bare_rate, make_amago_env
 
 RESULTS = Path(__file__).parent / "results" / "rollout.csv"
-WIDTH, LAYERS = 128, 3
-ENCODERS: dict[str, Any] = {
-    "Transformer": partial(TformerTrajEncoder, d_model=WIDTH, d_ff=4 * WIDTH, n_layers=LAYERS),
-    "GRU": partial(GRUTrajEncoder, d_hidden=WIDTH, d_output=WIDTH, n_layers=LAYERS),
-    "FF": partial(FFTrajEncoder, d_model=WIDTH, n_layers=LAYERS),
-}
 STEPS_PER_RUN = 200  # between two looks at the clock; each run puts the agent into eval mode and back
 SHOWN = (
     "name",
@@ -77,90 +69,6 @@ SHOWN = (
 )
 
 
-class Noise(gym.Env[Any, int]):
-    """Observations of any shape that cost nothing, in episodes of 200 steps."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        image = len(shape) == 3
-        self.observation_space = (
-            gym.spaces.Box(0, 255, shape, np.uint8) if image else gym.spaces.Box(-1.0, 1.0, shape, np.float32)
-        )
-        self.action_space = gym.spaces.Discrete(5)  # type: ignore[assignment]
-        self._obs = np.full(shape, 100 if image else 0.5, self.observation_space.dtype)
-        self._time = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._time = 0
-        return self._obs, {}
-
-    def step(self, action: int) -> Any:
-        self._time += 1
-        return self._obs, 0.0, self._time == 200, False, {}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """What to measure; `env` is lake, CartPole, Pendulum or the shape of an observation such as 84x84x3."""
-
-    env: str
-    encoder: str
-    mode: str
-    actors: int = 12
-    window: int = 128
-    reference: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.env} {self.encoder} {self.mode}"
-
-
-ROWS = (
-    Row(env="lake", encoder="Transformer", mode="sync", reference=3850),
-    Row(env="lake", encoder="GRU", mode="sync", reference=7590),
-    Row(env="lake", encoder="FF", mode="sync", reference=7900),
-    Row(env="lake", encoder="Transformer", mode="async", reference=1940),
-    Row(env="lake", encoder="GRU", mode="async", reference=3360),
-    Row(env="lake", encoder="FF", mode="async"),
-    Row(env="CartPole", encoder="FF", mode="sync", reference=6880),
-    Row(env="Pendulum", encoder="Transformer", mode="sync", actors=32, reference=4140),
-)
-SCALING = (
-    *(Row(env="lake", encoder="Transformer", mode="sync", actors=n) for n in (1, 4, 16, 64, 256)),
-    *(Row(env=shape, encoder="FF", mode="sync") for shape in ("4", "64", "1024", "16384", "84x84x3")),
-    *(Row(env="lake", encoder="Transformer", mode="sync", window=w) for w in (64, 256, 512, 1024, 2048)),
-)
-
-
-def make_env(name: str) -> gym.Env[Any, Any]:
-    """The environment itself, without anything of ours around it."""
-    if name == "lake":
-        return MetaFrozenLake(4, k_episodes=5)
-    if name in ("CartPole", "Pendulum"):
-        return gym.make({"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1"}[name])
-    return Noise(tuple(int(part) for part in name.split("x")))
-
-
-def make_amago_env(name: str) -> AMAGOEnv:
-    """One actor's environment."""
-    return AMAGOEnv(make_env(name), env_name=name)
-
-
-def bare_rate(name: str, seconds: float) -> float:
-    """Steps per second of one environment with random actions, resets included."""
-    env = make_env(name)
-    env.action_space.seed(0)
-    actions = itertools.cycle([env.action_space.sample() for _ in range(1000)])
-    env.reset(seed=0)
-    steps, start = 0, time.perf_counter()
-    while (passed := time.perf_counter() - start) < seconds:
-        for _ in range(500):
-            _, _, terminated, truncated, _ = env.step(next(actions))
-            if terminated or truncated:
-                env.reset()
-        steps += 500
-    return steps / passed
-
-
 class Timer:
     """Seconds spent in functions that were replaced by timed ones."""
 
@@ -170,7 +78,7 @@ class Timer:
     def time(self, owner: Any, method: str, name: str) -> None:
         """Times every call of a method of one object from now on."""
         original: Callable[..., Any] = getattr(owner, method)
-        self.seconds[name] = 0.0
+        self.seconds.setdefault(name, 0.0)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -186,7 +94,7 @@ class Collection:
     """A rollout with everything that collecting data needs, into a temporary folder."""
 
     def __init__(self, row: Row, folder: Path, *, keep_files: bool = True) -> None:
-        make_envs = [partial(make_amago_env, row.env)] * row.actors
+        make_envs = [partial(make_amago_env, row)] * row.actors
         self.envs = make_vector_env(
             make_envs, env_mode=row.mode, exploration_wrapper_type=EpsilonGreedy, seed=0
         )
@@ -210,9 +118,17 @@ class Collection:
             rng=np.random.default_rng(0),
             on_written=self._note_writing,
         )
-        self.rollout = Rollout(agent, self.envs, device=torch.device("cpu"), recorder=self.recorder)
+        self.rollout = Rollout(
+            agent,
+            self.envs,
+            device=torch.device("cpu"),
+            recorder=self.recorder,
+            double_buffer=row.double_buffer,
+        )
         self.timer = Timer()
-        self.timer.time(self.envs, "step", "vector_step")
+        for method in ("step", "send", "receive"):
+            if hasattr(self.envs, method):
+                self.timer.time(self.envs, method, "vector_step")
         self.timer.time(agent, "get_actions", "policy")
         self.timer.time(self.recorder, "add", "recording")
 
@@ -239,7 +155,7 @@ class Collection:
 
 def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
     """Everything that a row of the results says; trajectories are left in `folder`."""
-    bare = bare_rate(row.env, min(1.0, seconds))
+    bare = bare_rate(row, min(1.0, seconds))
     collection = Collection(row, Path(tempfile.mkdtemp(dir=folder)))
     collection.run_for(seconds / 4)
     spent = collection.timer.seconds
@@ -314,7 +230,7 @@ def in_a_process_of_its_own(row: Row, seconds: float, folder: str) -> dict[str, 
 
 def rows_of(arguments: argparse.Namespace) -> Iterator[Row]:
     """The rows that the arguments ask for."""
-    for row in SCALING if arguments.scaling else ROWS:
+    for row in SCALING if arguments.scaling else OVERLAP if arguments.overlap else ROWS:
         if arguments.only is None or arguments.only in row.name:
             yield row
 
@@ -326,6 +242,9 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a row")
     parser.add_argument("--scaling", action="store_true", help="numbers of actors, observations and windows")
+    parser.add_argument(
+        "--overlap", action="store_true", help="double buffering: never, always, and where it was quicker"
+    )
     parser.add_argument("--memory", type=int, metavar="STEPS", help="watch the memory over so many steps")
     parser.add_argument("--only", help="rows whose name contains this")
     parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")

@@ -188,9 +188,8 @@ def test_the_hidden_state_of_all_actors_can_be_read_and_replaced_in_between(enco
     np.testing.assert_array_equal(halves.inputs.rl2s, plain.inputs.rl2s)
 
 
-def test_the_agent_acts_for_one_half_while_the_other_steps(make_rollout):
-    rollout = make_rollout()
-    rollout.run(timesteps=1)
+def note_acting(rollout: Rollout) -> list[tuple[int, int]]:
+    """For each call of the agent from now on: for how many actors, and how many parts are in flight then."""
     agent, envs = rollout.agent, rollout.vector_env
     acted: list[tuple[int, int]] = []
     ask = agent.get_actions
@@ -200,9 +199,16 @@ def test_the_agent_acts_for_one_half_while_the_other_steps(make_rollout):
         return ask(**inputs)
 
     agent.get_actions = get_actions
+    return acted
+
+
+def test_the_agent_acts_for_one_half_while_the_other_steps(make_rollout):
+    rollout = make_rollout()
+    rollout.run(timesteps=1)
+    acted = note_acting(rollout)
     rollout.run(timesteps=3)
     assert acted == [(2, 0), (3, 1), (2, 1), (3, 1), (2, 1), (3, 1)]
-    assert not envs._in_flight
+    assert not rollout.vector_env._in_flight
 
 
 def test_the_fault_of_one_hidden_state_for_both_halves_is_noticed(make_rollout, tmp_path):
@@ -223,7 +229,9 @@ def test_rendered_steps_are_taken_together(make_rollout, tmp_path):
     for each in (rollout, plain):
         for envs_render in (False, True, False):
             each.vector_env.render = lambda: None
+            acted = note_acting(each)
             each.run(timesteps=9, sample=False, render=envs_render)
+            assert not envs_render or {rows for rows, _ in acted} == {ROWS}
     assert everything_about(rollout, tmp_path / "halves") == everything_about(plain, tmp_path / "plain")
 
 
@@ -404,21 +412,39 @@ def test_a_few_steps_that_take_long_do_not_decide():
     assert not is_quicker([1.1] * 50 + [0.0] * 10, plain)
 
 
+def test_the_first_steps_of_a_trial_do_not_decide():
+    clock = Clock()
+    choice = Choice(None, clock)
+    half = double_buffer.MEASURED // 2
+    plain = [1.0] * (double_buffer.WARM_UP + double_buffer.MEASURED)
+    overlapped = [1.1] * double_buffer.WARM_UP + [0.9] * (half + 1) + [1.1] * (half - 1)
+    for seconds in (*plain, *overlapped):
+        clock.now += seconds
+        choice.note()
+    assert choice.overlapped
+    assert not choice.undecided
+
+
 def test_what_was_told_is_not_tried():
     for wanted in (True, False):
         choice = Choice(wanted)
         assert (choice.overlapped, choice.undecided) == (wanted, False)
 
 
-def test_a_rollout_tries_both_ways_and_decides(make_rollout, monkeypatch):
+@pytest.mark.parametrize("quicker", [True, False])
+def test_a_rollout_tries_both_ways_and_keeps_one(quicker, make_rollout, monkeypatch):
     shorten_trials(monkeypatch)
+    monkeypatch.setattr(double_buffer, "is_quicker", lambda overlapped, plain: quicker)
     rollout = make_rollout(double_buffer=None)
+    acted = note_acting(rollout)
     rollout.run(timesteps=10)
-    assert not rollout.double_buffered
-    rollout.run(timesteps=5)
-    assert rollout.double_buffered
-    rollout.run(timesteps=20)
-    assert not rollout._choice.undecided
+    rollout.run(timesteps=30)
+    trial = 3 + 8
+    looked_at = [1, 2]  # how the memory divides
+    kept = [2, 3] if quicker else [ROWS]
+    expected = [ROWS] * trial + looked_at + [2, 3] * trial + kept * (40 - 2 * trial)
+    assert [rows for rows, _ in acted] == expected
+    assert rollout.double_buffered is quicker
 
 
 @pytest.mark.parametrize("wanted", [True, None])
