@@ -153,28 +153,12 @@ class Rollout:
             raise ValueError("give timesteps or episodes: a rollout without a limit would never end")
         if not self.started:
             self.reset()
-        num_envs = self.vector_env.num_envs
-        limits = Limits(timesteps, episodes, num_envs)
-
-        def stepped() -> None:
-            limits.done += 1
-            if render:
-                self.vector_env.render()
-            elif self._choice.undecided:
-                self._choice.note()
-            if progress is not None:
-                progress(num_envs)
-
+        limits = Limits(timesteps, episodes, self.vector_env.num_envs)
         was_training = self.agent.training
         self.agent.eval()
         try:
             with self._gate.watching():
-                self._choice.begin()
-                while not limits.reached() and self._failure is None:
-                    if not render and self._overlaps():
-                        self._step_in_turns(limits, sample, stepped)
-                    else:
-                        self._step_together(limits, sample, stepped)
+                self._advance(limits, sample, render, progress)
         except BaseException:
             # Environments may have taken a step that was not recorded, so their episodes cannot go on.
             self._whole.inputs = None
@@ -186,6 +170,28 @@ class Rollout:
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def _advance(
+        self, limits: Limits, sample: bool, render: bool, progress: Callable[[int], None] | None
+    ) -> None:
+        """Steps until the limits are reached or a write has failed, one way or the other."""
+        num_envs = self.vector_env.num_envs
+
+        def stepped() -> None:
+            limits.done += 1
+            if render:
+                self.vector_env.render()
+            elif self._choice.undecided:
+                self._choice.note()
+            if progress is not None:
+                progress(num_envs)
+
+        self._choice.begin()
+        while not limits.reached() and self._failure is None:
+            if not render and self._overlaps():
+                self._step_in_turns(limits, sample, stepped)
+            else:
+                self._step_together(limits, sample, stepped)
 
     def _lanes(self) -> list[Lane]:
         return [self._whole] if self._halves is None else [self._whole, *self._halves.lanes]
