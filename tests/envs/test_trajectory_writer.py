@@ -207,3 +207,35 @@ def test_an_interrupted_flush_hurries_nobody_afterwards(writer, counter, make_fr
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
     assert not writer._is_urgent()
+
+
+class Interrupted(TrajectoryWriter):
+    """Its caller is interrupted once between taking a trajectory and writing it."""
+
+    is_due = True
+
+    def _write_first(self) -> bool:
+        if self.is_due and threading.current_thread() is threading.main_thread():
+            self.is_due = False
+            raise KeyboardInterrupt
+        return super()._write_first()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("next_call", ["flush", "put", "stop"])
+@pytest.mark.usefixtures("patient")
+def test_what_a_caller_had_taken_when_it_was_interrupted_is_written_all_the_same(
+    tmp_path, counter, make_frozen, next_call
+):
+    writer = Interrupted(tmp_path, "npz", counter)
+    put(writer, make_frozen(), range(3))
+    with pytest.raises(KeyboardInterrupt):
+        writer.flush()
+    writer._quick_from = float("inf")  # from here on the thread writes, as where a disk is slow
+    if next_call == "put":
+        put(writer, make_frozen(), [3])
+    if next_call != "stop":
+        writer.flush()
+        assert writer.files_written == (4 if next_call == "put" else 3)
+    writer.stop()
+    assert len(list(tmp_path.iterdir())) == counter.count == writer.files_written

@@ -71,7 +71,7 @@ class TrajectoryWriter:
         self._attempts = 0
         self._stopping = False
         self._idle = True  # whether the thread sleeps until it is called
-        self._taken = False  # whether the first of the queue is being written
+        self._taker: int | None = None  # the thread that is writing the first of the queue
         self._hurried = False
         # From when on the caller may write, on the monotonic clock; zlib can compress beside it.
         self._quick_from = math.inf if save_as == "npz-compressed" else 0.0
@@ -84,6 +84,7 @@ class TrajectoryWriter:
         nbytes = trajectory.nbytes
         if self._stopping:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
+        self._let_go()
         with self._changed:
             if self._is_full():
                 self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
@@ -151,6 +152,7 @@ class TrajectoryWriter:
         """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
         if os.getpid() != self._owner or self._stopping:
             return  # there is no thread to wait for, and `stop` has told what was lost
+        self._let_go()
         if time.monotonic() >= self._quick_from:
             self._write_batch(until=math.inf)
         try:
@@ -176,6 +178,7 @@ class TrajectoryWriter:
         if os.getpid() != self._owner or self._stopping:
             return
         self._stopping = True
+        self._let_go()
         with self._changed:
             self._failure = None
             self._changed.notify_all()
@@ -194,10 +197,17 @@ class TrajectoryWriter:
     def _take(self, max_bytes: float) -> bool:
         """Reserves the first of the queue for the calling thread, unless it is larger or must wait."""
         with self._changed:
-            if self._taken or self._failure is not None or not self._pending:
+            if self._taker is not None or self._failure is not None or not self._pending:
                 return False
-            self._taken = self._pending[0].nbytes <= max_bytes
-            return self._taken
+            if self._pending[0].nbytes > max_bytes:
+                return False
+            self._taker = threading.get_ident()
+            return True
+
+    def _let_go(self) -> None:
+        """Gives back what this thread had taken when an interrupt ended its last call."""
+        if self._taker == threading.get_ident():
+            self._taker = None
 
     def _write_first(self) -> bool:
         """Writes the first of the queue, which was taken, and removes it; if it cannot, notes why."""
@@ -211,7 +221,7 @@ class TrajectoryWriter:
             failure = error
         finally:
             with self._changed:
-                self._taken = False
+                self._taker = None
                 self._failure = failure
                 if written:
                     self._pending.popleft()
@@ -234,13 +244,14 @@ class TrajectoryWriter:
                 self._idle = not self._pending
                 self._changed.wait(self._patience())
             self._idle = False
-            if self._pending:
-                self._attempts += 1
-                self._taken = True
-            return self._taken
+            if not self._pending:
+                return False
+            self._attempts += 1
+            self._taker = threading.get_ident()
+            return True
 
     def _is_due(self) -> bool:
-        if self._taken or self._failure is not None:
+        if self._taker is not None or self._failure is not None:
             return False
         if not self._pending:
             return self._stopping
