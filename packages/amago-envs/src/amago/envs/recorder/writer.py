@@ -75,7 +75,9 @@ class TrajectoryWriter:
         self._hurried = False
         # From when on the caller may write, on the monotonic clock; zlib can compress beside it.
         self._quick_from = math.inf if save_as == "npz-compressed" else 0.0
-        self._changed = threading.Condition()
+        # Entered by itself: an interrupt in a Condition's own __enter__, which is Python, would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
 
@@ -85,7 +87,7 @@ class TrajectoryWriter:
         if self._stopping:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
         self._let_go()
-        with self._changed:
+        with self._lock:
             if self._is_full():
                 self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
             now = time.monotonic()
@@ -112,7 +114,7 @@ class TrajectoryWriter:
                 break
             start = end
         if self._hurried:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def _start_thread(self) -> None:
@@ -125,7 +127,7 @@ class TrajectoryWriter:
     @property
     def pending_transitions(self) -> int:
         """Transitions handed over that are not in a whole file yet."""
-        with self._changed:
+        with self._lock:
             return sum(len(pending.trajectory) for pending in self._pending)
 
     def _is_full(self) -> bool:
@@ -139,7 +141,7 @@ class TrajectoryWriter:
         """Raises TrajectoryWriteError if a write failed since the last call; the thread then tries again."""
         if self._failure is None:
             return
-        with self._changed:
+        with self._lock:
             failure, kept = self._failure, len(self._pending)
             self._failure = None
             self._changed.notify_all()
@@ -156,7 +158,7 @@ class TrajectoryWriter:
         if time.monotonic() >= self._quick_from:
             self._write_batch(until=math.inf)
         try:
-            with self._changed:
+            with self._lock:
                 self._hurried = True
                 self._changed.notify_all()
                 # What failed before this call may work by now, so only an attempt that begins after it counts.
@@ -179,7 +181,7 @@ class TrajectoryWriter:
             return
         self._stopping = True
         self._let_go()
-        with self._changed:
+        with self._lock:
             self._failure = None
             self._changed.notify_all()
         if self._thread is None:
@@ -196,7 +198,7 @@ class TrajectoryWriter:
 
     def _take(self, max_bytes: float) -> bool:
         """Reserves the first of the queue for the calling thread, unless it is larger or must wait."""
-        with self._changed:
+        with self._lock:
             if self._taker is not None or self._failure is not None or not self._pending:
                 return False
             if self._pending[0].nbytes > max_bytes:
@@ -220,7 +222,7 @@ class TrajectoryWriter:
         except Exception as error:
             failure = error
         finally:
-            with self._changed:
+            with self._lock:
                 self._taker = None
                 self._failure = failure
                 if written:
@@ -232,14 +234,14 @@ class TrajectoryWriter:
     def _run(self) -> None:
         while self._wait_until_due():
             written = self._write_first()
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
             if not written and self._stopping:
                 return
 
     def _wait_until_due(self) -> bool:
         """Waits for something that the thread is to write, and takes it; False if there will be no more."""
-        with self._changed:
+        with self._lock:
             while not self._is_due():
                 self._idle = not self._pending
                 self._changed.wait(self._patience())
