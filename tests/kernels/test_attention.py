@@ -164,6 +164,17 @@ def test_what_is_no_number_in_an_episode_is_no_number_in_its_row_alone(backend):
     assert cache.values[1, 1, 0, 0].isnan()
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_sum_beyond_half_precision_is_not_taken_for_what_an_episode_left(backend):
+    cache = kernels.RingCache.empty(64, 4, 8, 64, dtype=torch.float16)
+    cache.values.fill_(7.0)
+    qkv = torch.full((3, 64, 1, 8, 64), 3.0, dtype=torch.float16)
+    with torch.no_grad():
+        out = kernels.attention_step(*qkv, cache, backend=backend)
+    assert (out == 3.0).all()
+    assert (cache.values[:, 1:] == 7.0).all()
+
+
 def test_sinks_of_a_full_ring_are_the_first_steps_it_remembers():
     q, k, v = random_qkv(rows=1, length=9, seed=6)
     options = {"window": 1, "sink": 1, "sink_bias": 0.7, "logit_clip": 2.0}

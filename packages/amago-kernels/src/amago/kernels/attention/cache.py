@@ -58,7 +58,7 @@ class RingCache:
     def reset(self, rows: Tensor) -> None:
         """Forgets the given rows (indices or a bool mask (B,)): what their slots hold is never seen again.
 
-        The backends "eager" and "sdpa" multiply it by 0, so on a GPU, where they cannot look without waiting,
-        it has to be finite for them; the others do not read it.
+        The backends "eager" and "sdpa" multiply it by 0, so it has to be finite for them where they do not look:
+        on a GPU, under torch.compile and where gradients are needed. The others do not read it.
         """
         self.lengths[rows] = 0
