@@ -204,6 +204,7 @@ class InterruptAt:
 def interrupted_at(*numbers: int, within: bool = False) -> tuple[InterruptGate, InterruptAt, int]:
     """A gate that was closed twice under such interrupts, `within` it one more; how many came through."""
     gate, tracer, heard = InterruptGate(), InterruptAt(*numbers), 0
+    sys._getframe().f_trace_opcodes = True  # from Python 3.12 on none are traced unless one asked before
     sys.settrace(tracer)
     try:
         with gate.watching():
@@ -253,7 +254,7 @@ def test_at_whatever_instruction_of_the_gate_an_interrupt_comes_it_is_heard_and_
         check_next_block(gate)
         if not tracer.sent:
             break
-    assert number > 50
+    assert number > 25, "instructions are traced"
 
 
 @pytest.mark.parametrize("within", [False, True])
