@@ -254,7 +254,7 @@ def test_at_whatever_instruction_of_the_gate_an_interrupt_comes_it_is_heard_and_
         check_next_block(gate)
         if not tracer.sent:
             break
-    assert number > 25, "instructions are traced"
+    assert number > 15, "instructions are traced, on Python 3.13 not all of them"
 
 
 @pytest.mark.parametrize("within", [False, True])
