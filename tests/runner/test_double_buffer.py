@@ -149,8 +149,9 @@ def everything_about(rollout: Rollout, folder: Path) -> dict[str, Any]:
 
 
 def shorten_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(double_buffer, "WARM_UP", 3)
-    monkeypatch.setattr(double_buffer, "MEASURED", 8)
+    monkeypatch.setattr(double_buffer, "ROUNDS", 2)
+    monkeypatch.setattr(double_buffer, "WARM_UP", 1)
+    monkeypatch.setattr(double_buffer, "MEASURED", 4)
 
 
 @pytest.mark.parametrize("encoder", [GRUTrajEncoder, TformerTrajEncoder])
@@ -402,7 +403,8 @@ def test_the_way_that_was_clearly_quicker_is_kept(overlapped, chosen):
             if choice.undecided:
                 choice.note()
     trial = double_buffer.WARM_UP + double_buffer.MEASURED
-    assert ways[: 2 * trial] == [False] * trial + [True] * trial
+    one_round = [False] * trial + [True] * trial
+    assert ways[: 2 * trial * double_buffer.ROUNDS] == one_round * double_buffer.ROUNDS
     assert choice.overlapped is chosen
 
 
@@ -418,7 +420,7 @@ def test_the_first_steps_of_a_trial_do_not_decide():
     half = double_buffer.MEASURED // 2
     plain = [1.0] * (double_buffer.WARM_UP + double_buffer.MEASURED)
     overlapped = [1.1] * double_buffer.WARM_UP + [0.9] * (half + 1) + [1.1] * (half - 1)
-    for seconds in (*plain, *overlapped):
+    for seconds in (*plain, *overlapped) * double_buffer.ROUNDS:
         clock.now += seconds
         choice.note()
     assert choice.overlapped
@@ -439,10 +441,11 @@ def test_a_rollout_tries_both_ways_and_keeps_one(quicker, make_rollout, monkeypa
     acted = note_acting(rollout)
     rollout.run(timesteps=10)
     rollout.run(timesteps=30)
-    trial = 3 + 8
+    trial = 1 + 4
     looked_at = [1, 2]  # how the memory divides
     kept = [2, 3] if quicker else [ROWS]
-    expected = [ROWS] * trial + looked_at + [2, 3] * trial + kept * (40 - 2 * trial)
+    first, second = [ROWS] * trial + looked_at + [2, 3] * trial, [ROWS] * trial + [2, 3] * trial
+    expected = first + second + kept * (40 - 4 * trial)
     assert [rows for rows, _ in acted] == expected
     assert rollout.double_buffered is quicker
 

@@ -22,12 +22,13 @@ from amago.nets.traj_encoders.hidden_rows import (
     split_hidden_state,
 )
 
-WARM_UP, MEASURED = 16, 64  # steps of each way that are not looked at, and that are
+# Both ways are tried in turn, so that what else the machine does meanwhile falls on both.
+ROUNDS, WARM_UP, MEASURED = 3, 8, 32  # steps that are not looked at, and that are, of each way in each round
 CLEARLY = 0.95  # the other way must take less than this part of the time
 
 
 class Choice:
-    """Whether steps are double-buffered: as told, or after trying both ways for 80 steps each.
+    """Whether steps are double-buffered: as told, or after trying both ways for 120 steps each.
 
     Args:
         wanted: True or False; None finds out.
@@ -44,7 +45,7 @@ class Choice:
         self._clock = clock
         self._began = 0.0
         self._seconds: list[float] = []
-        self._plain: list[float] = []
+        self._measured: dict[bool, list[float]] = {False: [], True: []}
 
     @property
     def steps_left(self) -> float:
@@ -62,12 +63,11 @@ class Choice:
         self._began = now
         if self.steps_left > 0:
             return
-        measured = self._seconds[WARM_UP:]
+        self._measured[self.overlapped] += self._seconds[WARM_UP:]
         self._seconds = []
-        if self.overlapped:
-            self.settle(is_quicker(measured, self._plain))
-        else:
-            self._plain, self.overlapped = measured, True
+        self.overlapped = not self.overlapped
+        if len(self._measured[True]) == ROUNDS * MEASURED:
+            self.settle(is_quicker(self._measured[True], self._measured[False]))
 
     def settle(self, overlapped: bool) -> None:
         """Ends the trial."""
