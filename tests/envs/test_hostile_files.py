@@ -20,10 +20,12 @@ import pytest
 from amago.hindsight import (
     CorruptTrajectoryError,
     FrozenTraj,
+    TrajectoryTooLargeError,
     load_slice,
     load_trajectory,
     memory_limit,
     save_trajectory,
+    verify_trajectory,
 )
 from amago.hindsight.layout import opened_trajectory, read_layout
 from amago.hindsight.stored_array import open_unchecked
@@ -90,13 +92,32 @@ def peak_of(action: Callable[[], object]) -> int:
 def memory(tmp_path, monkeypatch):
     """Sets the memory that the container may have."""
 
-    def set_limit(nbytes: int) -> None:
-        (tmp_path / "memory.max").write_text(f"{nbytes}\n")
+    def set_limit(nbytes: int, place: str = "memory.max", own: str = "0::/\n") -> None:
+        (tmp_path / "own").write_text(own)
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(f"{nbytes}\n")
         memory_limit.machine_memory.cache_clear()
 
-    monkeypatch.setattr(memory_limit, "_CGROUP_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(memory_limit, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory_limit, "_OWN_CGROUPS", tmp_path / "own")
     yield set_limit
     memory_limit.machine_memory.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("place", "own"),
+    [
+        ("memory.max", ""),
+        ("user.slice/memory.max", "0::/user.slice/session.scope\n"),
+        ("user.slice/session.scope/memory.max", "0::/user.slice/session.scope\n"),
+        ("memory/jobs/memory.limit_in_bytes", "5:cpu,cpuacct:/x\n4:memory:/jobs/7\n0::/\n"),
+        ("memory/memory.limit_in_bytes", "4:memory:/docker/0123\n"),
+    ],
+    ids=["container", "around its own", "its own", "version 1", "container of version 1"],
+)
+def test_the_memory_is_that_of_the_control_group_wherever_its_limit_is_told(memory, place, own):
+    memory(3 << 20, place, own)
+    assert memory_limit.machine_memory() == 3 << 20
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +128,7 @@ def constant_frames(tmp_path_factory, make_frozen) -> Path:
     return save_trajectory(FrozenTraj.from_dict(arrays), folder / "x", "npz-compressed", "env")
 
 
-def test_whatever_our_writer_compresses_our_reader_reads(constant_frames):
+def test_what_our_writer_compresses_our_reader_reads_up_to_the_limits(constant_frames):
     assert constant_frames.stat().st_size < 1 << 20, "a thousandth"
     trajectory = load_trajectory(constant_frames)
     assert trajectory.obs["image"].shape == (281, 1000, 1000)
@@ -118,10 +139,86 @@ def test_content_that_shrinks_out_of_proportion_may_not_fill_the_memory(constant
     memory(1 << 30)
 
     def refuse() -> None:
-        with pytest.raises(CorruptTrajectoryError, match="a quarter of the memory"):
+        with pytest.raises(TrajectoryTooLargeError, match="a quarter of the memory") as caught:
             load_trajectory(constant_frames)
+        assert not isinstance(caught.value, (CorruptTrajectoryError, OSError)), (
+            "nothing is wrong with the file"
+        )
+        for part in (str(constant_frames), "needs 2810", f"may take {1 << 28},", "Read windows of it"):
+            assert part in str(caught.value)
 
     assert peak_of(refuse) < 1 << 20, "it is refused before it is inflated"
+
+
+def frames_of(path: Path, side: int, *, padding: int = 0, steps: int = 2) -> Path:
+    """An archive of compressed black frames of side x side pixels, and beside it a stored array of some bytes."""
+    transitions = {"rews": np.float32, "dones": np.bool_}
+    arrays = {name: np.zeros((steps, 1), dtype) for name, dtype in transitions.items()}
+    arrays |= {"actions": np.zeros((steps, 2), np.float32), "rl2s": np.zeros((steps + 1, 3), np.float32)}
+    arrays["time_idxs"] = np.arange(steps + 1)[:, None]
+    write_zip(path, arrays.items())
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("_OBS_KEY_image.npy", "w") as member:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (steps + 1, side, side)}
+            np.lib.format.write_array_header_1_0(member, header)
+            for _ in range(steps + 1):
+                member.write(bytes(side * side))
+        if padding:
+            archive.compression = zipfile.ZIP_STORED
+            with archive.open("_OBS_KEY_padding.npy", "w") as member:
+                np.lib.format.write_array(member, np.zeros((steps + 1, padding), np.uint8))
+    return path
+
+
+@pytest.mark.parametrize("padding", [0, 1 << 20], ids=["alone", "padded"])
+def test_a_window_out_of_proportion_is_refused_however_much_memory_there_is(tmp_path, memory, padding):
+    """Windows are drawn by the batch: what one may take, all of them may; and padding makes no data honest."""
+    path = frames_of(tmp_path / "x.npz", 12_000, padding=padding)
+    memory(1 << 50)
+
+    def refuse() -> None:
+        with pytest.raises(CorruptTrajectoryError, match="for one window"):
+            load_slice(path, 0, 1)
+
+    assert peak_of(refuse) < 1 << 20
+
+
+def test_padding_does_not_raise_what_a_whole_trajectory_may_take(tmp_path, memory):
+    path = frames_of(tmp_path / "x.npz", 12_000, padding=1 << 20)
+    memory(1 << 20)
+    with pytest.raises(TrajectoryTooLargeError, match="a quarter of the memory"):
+        load_trajectory(path)
+
+
+def test_a_trajectory_is_verified_in_pieces_and_damage_is_found(constant_frames, tmp_path, memory):
+    memory(1 << 20)
+    assert peak_of(lambda: verify_trajectory(constant_frames)) < 4 << 20
+    assert verify_trajectory(constant_frames) == 280
+    compressed = frames_of(tmp_path / "x.npz", 300)
+    stored = write_zip(tmp_path / "y.npz", load_trajectory(compressed).to_dict().items())
+    for path in (compressed, stored):
+        assert verify_trajectory(path) == 2
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+        with pytest.raises(CorruptTrajectoryError):
+            verify_trajectory(path)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8"])
+def test_the_copies_for_another_order_byte_order_or_dtype_are_counted(tmp_path, arrays, dtype, order):
+    steps = len(arrays["rews"])
+    wide = {
+        "actions": np.zeros((steps, 20_000), dtype, order),
+        "rl2s": np.zeros((steps + 1, 20_001), dtype, order),
+    }
+    path = write_zip(tmp_path / "x.npz", (arrays | wide).items(), zipfile.ZIP_DEFLATED)
+    with opened_trajectory(path) as file:
+        layout = read_layout(file, path)
+        counted, _ = layout._memory_of(0, layout.length)
+        peak = peak_of(lambda: layout.read_whole(file))
+    assert peak < counted + (1 << 20)
 
 
 def test_a_window_of_what_would_fill_the_memory_takes_that_of_the_window(constant_frames, memory):

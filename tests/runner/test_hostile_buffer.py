@@ -15,7 +15,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, memory_limit, save_trajectory
+from amago.hindsight import (
+    CorruptTrajectoryError,
+    FrozenTraj,
+    NoOpRelabeler,
+    TrajectoryTooLargeError,
+    memory_limit,
+    save_trajectory,
+)
 from amago.loading import DiskTrajDataset, drawing, files, quarantine
 from amago.loading import reader as reading
 from amago.loading.batches import BatchLoader
@@ -108,13 +115,17 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("relabeler", [None, lambda traj: traj], ids=["windows", "whole"])
-@pytest.mark.parametrize("put", HOSTILE, ids=lambda put: put.__name__)
+@pytest.mark.parametrize(
+    ("put", "relabeler"),
+    [pytest.param(put, None, id=f"{put.__name__}-windows") for put in HOSTILE]
+    + [
+        pytest.param(put, lambda traj: traj, id=f"{put.__name__}-whole") for put in HOSTILE if put is not bomb
+    ],
+)
 def test_a_hostile_file_is_quarantined_at_no_cost(
     make_dataset, fill, make_traj, numbers, tmp_path, monkeypatch, put, relabeler
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory_limit, "SHARE_OF_MEMORY", 0.0)
     dataset: DiskTrajDataset = make_dataset(relabeler=relabeler)
     fill(dataset.fifo.path, 2)
     put(dataset.fifo.path, make_traj(5))
@@ -127,8 +138,54 @@ def test_a_hostile_file_is_quarantined_at_no_cost(
     assert drawn == [{0, 1}] * 3
     assert len(caught) == 1
     assert len(list(dataset.quarantine.iterdir())) == 1
-    assert peak < 4 << 20
+    assert peak < 8 << 20
     assert {path.name for path in tmp_path.iterdir()} == everything, "nothing has run, nothing has come out"
+
+
+def test_the_windows_of_a_batch_take_no_memory_out_of_proportion(
+    make_dataset, fill, make_traj, monkeypatch
+) -> None:
+    """However large the machine is: what one window may take, all windows of the batch may."""
+    monkeypatch.setattr(memory_limit, "machine_memory", lambda: 1 << 50)
+    dataset = make_dataset(items=40, cache_bytes=0)
+    fill(dataset.fifo.path, 2)
+    bomb(dataset.fifo.path, make_traj(5))
+    dataset.set_epoch(0)
+    tracemalloc.start()
+    with pytest.warns(AmagoWarning, match=r"for one window, .* Read shorter windows") as caught:
+        drawn = dataset.draw_batch(0, 40, private_memory).unpack().obs["observation"][:, 0, 0]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert set(drawn.tolist()) == {0.0, 1.0}
+    assert peak < 8 << 20
+    assert len(caught) == 1
+    assert "torn" not in str(caught[0].message)
+
+
+def test_a_file_too_large_to_be_read_whole_is_an_error_with_the_remedy_and_stays(
+    make_dataset, fill, make_traj, monkeypatch
+) -> None:
+    monkeypatch.setattr(memory_limit, "machine_memory", lambda: 1 << 30)
+    dataset = make_dataset(items=40, relabeler=lambda traj: traj)
+    fill(dataset.fifo.path, 2)
+    bomb(dataset.fifo.path, make_traj(5))
+    dataset.set_epoch(0)
+    with pytest.raises(TrajectoryTooLargeError, match=r"env_00000100_1\.npz needs 36\d+ bytes") as caught:
+        dataset.draw_batch(0, 40, private_memory)
+    assert f"may take {1 << 28}, a quarter of the memory. Read windows of it" in str(caught.value)
+    assert len(list(dataset.fifo.path.iterdir())) == 3
+    assert not dataset.quarantine.exists()
+
+
+def test_a_second_look_takes_no_more_memory_than_a_piece_of_the_file(make_dataset, make_traj) -> None:
+    dataset = make_dataset()
+    bomb(dataset.fifo.path, make_traj(5))
+    dataset.refresh(force=True)
+    (file,) = dataset.fifo.ordered
+    tracemalloc.start()
+    assert not dataset._drawer.quarantine.is_bad(file, CorruptTrajectoryError("seen through a cache"))
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
 
 
 def test_loader_workers_and_quarantines_go_together(make_dataset, fill, make_traj) -> None:

@@ -4,12 +4,14 @@ from amago.hindsight.relabel import NoOpRelabeler, Relabeler
 from amago.hindsight.storage import (
     CorruptTrajectoryError,
     PickledTrajectoryError,
+    TrajectoryTooLargeError,
     load_slice,
     load_trajectory,
     parse_filename,
     save_trajectory,
     trajectory_filename,
     trajectory_length,
+    verify_trajectory,
 )
 from amago.hindsight.timestep import Timestep, split_batched_timestep
 from amago.hindsight.trajectory import FrozenTraj, Trajectory
@@ -22,6 +24,7 @@ __all__ = [
     "Relabeler",
     "Timestep",
     "Trajectory",
+    "TrajectoryTooLargeError",
     "load_slice",
     "load_trajectory",
     "parse_filename",
@@ -29,4 +32,5 @@ __all__ = [
     "split_batched_timestep",
     "trajectory_filename",
     "trajectory_length",
+    "verify_trajectory",
 ]

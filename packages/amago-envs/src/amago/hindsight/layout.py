@@ -16,7 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amago.hindsight.memory_limit import check_affordable
+from amago.hindsight.memory_limit import (
+    OutOfProportionError,
+    TrajectoryTooLargeError,
+    check_whole,
+    check_window,
+)
 from amago.hindsight.npz import stored_arrays
 from amago.hindsight.stored_array import Source, StoredArray, open_regular
 from amago.hindsight.timestep import Array
@@ -39,6 +44,10 @@ class CorruptTrajectoryError(ValueError):
 
 class PickledTrajectoryError(CorruptTrajectoryError):
     """The file is a pickle, which could run code when loaded and is therefore never read."""
+
+
+class DisproportionateTrajectoryError(CorruptTrajectoryError):
+    """A window of the file would take far more memory than its compressed data usually needs."""
 
 
 class FileIdentity(NamedTuple):
@@ -99,13 +108,35 @@ class TrajectoryLayout:
         """
         if not 0 <= start <= stop <= self.length:
             raise IndexError(f"[{start}, {stop}) is no slice of a trajectory of {self.length} transitions")
-        stops = [stop + (array.name not in TRANSITION_ARRAYS) for array in self.arrays]
-        check_affordable(
-            sum(_memory_of(array, last - start) for array, last in zip(self.arrays, stops, strict=True)),
-            self.identity.size,
-        )
+        check_window(*self._memory_of(start, stop))
+        return self._rows(file, start, stop)
+
+    def read_whole(self, file: Source) -> FrozenTraj:
+        """All of the trajectory, which may take more memory than windows, of which many are read together.
+
+        Raises:
+            ValueError: if the data is cut off or damaged.
+            TrajectoryTooLargeError: if it takes too much memory.
+        """
+        check_whole(*self._memory_of(0, self.length))
+        return self._rows(file, 0, self.length)
+
+    def verify(self, file: Source) -> None:
+        """Raises ValueError if any of the data is cut off or damaged; takes a piece of it at once."""
+        for array in self.arrays:
+            array.verify(file)
+
+    def _memory_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Bytes that transitions of the compressed arrays take in memory, and all of those arrays in the file."""
+        compressed = [array for array in self.arrays if array.compressed_bytes is not None]
+        rows = [stop - start + (array.name not in TRANSITION_ARRAYS) for array in compressed]
+        needed = sum(map(_memory_of, compressed, rows))
+        return needed, sum(array.stored_bytes for array in compressed)
+
+    def _rows(self, file: Source, start: int, stop: int) -> FrozenTraj:
         rows: dict[str, Array] = {
-            array.name: array.read(file, start, last) for array, last in zip(self.arrays, stops, strict=True)
+            array.name: array.read(file, start, stop + (array.name not in TRANSITION_ARRAYS))
+            for array in self.arrays
         }
         return FrozenTraj.from_dict(rows)
 
@@ -131,15 +162,22 @@ def _held_as(array: StoredArray) -> np.dtype[np.generic]:
 
 
 def _memory_of(array: StoredArray, rows: int) -> int:
-    """Bytes that reading rows of it takes, those of another dtype or order included."""
-    read = array.nbytes if array.fortran_order else array.row_bytes * rows
-    held = held_as(array).itemsize
-    return read if held == array.dtype.itemsize else read + read // array.dtype.itemsize * held
+    """Bytes that reading rows of it takes, with the copies for another order, byte order or dtype."""
+    wanted = array.row_bytes * rows
+    whole = array.nbytes if array.fortran_order else 0
+    native = 0 if array.dtype.isnative else wanted
+    held = held_as(array)
+    cast = 0 if held == array.dtype.newbyteorder("=") else wanted // array.dtype.itemsize * held.itemsize
+    return whole + wanted + native + cast
 
 
 @contextlib.contextmanager
 def opened_trajectory(path: str | Path) -> Iterator[io.FileIO]:
-    """Opens a trajectory file; what goes wrong inside because of its content is a CorruptTrajectoryError."""
+    """Opens a trajectory file; what goes wrong inside because of its content is a CorruptTrajectoryError.
+
+    Raises:
+        CorruptTrajectoryError, TrajectoryTooLargeError, OSError: with the path.
+    """
     with corruption_named(path):
         if not str(path).endswith(SUFFIXES):
             raise ValueError("the ending is neither .npz nor .traj")
@@ -154,6 +192,10 @@ def corruption_named(path: str | Path) -> Iterator[None]:
         yield
     except (CorruptTrajectoryError, IndexError):
         raise
+    except TrajectoryTooLargeError as error:
+        raise TrajectoryTooLargeError(f"{path} {error}") from None
+    except OutOfProportionError as error:
+        raise DisproportionateTrajectoryError(f"{path} {error}") from None
     except (
         ValueError,
         KeyError,

@@ -33,6 +33,7 @@ from amago.hindsight.layout import (
     opened_trajectory,
     read_layout,
 )
+from amago.hindsight.memory_limit import TrajectoryTooLargeError
 from amago.hindsight.trajectory import FrozenTraj
 
 __all__ = [
@@ -40,12 +41,14 @@ __all__ = [
     "CorruptTrajectoryError",
     "PickledTrajectoryError",
     "TrajectoryName",
+    "TrajectoryTooLargeError",
     "load_slice",
     "load_trajectory",
     "parse_filename",
     "save_trajectory",
     "trajectory_filename",
     "trajectory_length",
+    "verify_trajectory",
 ]
 
 SAVE_FORMATS = {"npz": ".npz", "npz-compressed": ".npz", "traj": ".traj"}
@@ -116,11 +119,23 @@ def load_trajectory(path: Path) -> FrozenTraj:
     Raises:
         CorruptTrajectoryError: if the file is torn, damaged or no trajectory.
         PickledTrajectoryError: if it is a pickle.
+        TrajectoryTooLargeError: if it shrank far more than usual and takes over a quarter of the memory.
         OSError: if it cannot be opened.
     """
     with opened_trajectory(path) as file:
+        return read_layout(file, path).read_whole(file)
+
+
+def verify_trajectory(path: Path) -> int:
+    """T, after a look at all of the file's data, of which never more than a piece is in memory.
+
+    Raises:
+        CorruptTrajectoryError, PickledTrajectoryError, OSError: as `load_trajectory`.
+    """
+    with opened_trajectory(path) as file:
         layout = read_layout(file, path)
-        return layout.read(file, 0, layout.length)
+        layout.verify(file)
+        return layout.length
 
 
 def load_slice(path: Path, start: int, stop: int) -> FrozenTraj:
@@ -130,7 +145,8 @@ def load_slice(path: Path, start: int, stop: int) -> FrozenTraj:
 
     Raises:
         IndexError: unless 0 <= start < stop <= T.
-        CorruptTrajectoryError, OSError: as `load_trajectory`.
+        CorruptTrajectoryError: also for a window that takes far more memory than compressed data usually needs.
+        PickledTrajectoryError, OSError: as `load_trajectory`.
     """
     if not 0 <= start < stop:
         raise IndexError(f"slice [{start}, {stop}) of {path.name} is empty or begins before the trajectory")

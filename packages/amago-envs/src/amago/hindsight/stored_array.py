@@ -5,6 +5,7 @@ import math
 import os
 import stat
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +97,16 @@ class StoredArray(NamedTuple):
         if count == self.shape[0] and self.checksum is not None:
             self._compare(zlib.crc32(rows.data, self.header_checksum))
 
+    def verify(self, file: Source) -> None:
+        """Reads all of it without keeping it; raises ValueError if it is cut off or damaged."""
+        if self.compressed_bytes is None:
+            pieces, checksum = self._stored(file), self.header_checksum
+        else:
+            pieces, checksum = self._inflated(file, self.header_bytes + self.nbytes), 0
+        for content in pieces:
+            checksum = zlib.crc32(content, checksum)
+        self._compare(checksum)
+
     def _fill(self, file: Source, rows: Array, start: int) -> None:
         if self.compressed_bytes is None:
             self.read_into(file, rows, start)
@@ -113,20 +124,11 @@ class StoredArray(NamedTuple):
 
     def _inflate_into(self, file: Source, rows: Array, first: int) -> None:
         """Fills `rows` with the inflated bytes from `first` on; those before pass by without being kept."""
-        assert self.compressed_bytes is not None
         target = rows.reshape(-1).view(np.uint8).data
         last = first + len(target)
         is_checked = last == self.header_bytes + self.nbytes  # the checksum is that of everything
-        file.seek(self.offset)
-        left, place, checksum, inflater, stream = self.compressed_bytes, 0, 0, zlib.decompressobj(-15), b""
-        while place < last:
-            if not stream:
-                stream = file.read(min(left, _CHUNK))
-                left -= len(stream)
-            content = inflater.decompress(stream, min(last - place, _CHUNK))
-            if not content and (inflater.eof or not stream):
-                raise ValueError(f"array {self.name} is cut off")
-            stream = inflater.unconsumed_tail
+        place = checksum = 0
+        for content in self._inflated(file, last):
             if is_checked:
                 checksum = zlib.crc32(content, checksum)
             end = place + len(content)
@@ -136,6 +138,33 @@ class StoredArray(NamedTuple):
             place = end
         if is_checked:
             self._compare(checksum)
+
+    def _inflated(self, file: Source, last: int) -> Iterator[bytes]:
+        """The inflated bytes up to `last`, header included, in pieces."""
+        assert self.compressed_bytes is not None
+        file.seek(self.offset)
+        left, place, inflater, stream = self.compressed_bytes, 0, zlib.decompressobj(-15), b""
+        while place < last:
+            if not stream:
+                stream = file.read(min(left, _CHUNK))
+                left -= len(stream)
+            content = inflater.decompress(stream, min(last - place, _CHUNK))
+            if not content and (inflater.eof or not stream):
+                raise ValueError(f"array {self.name} is cut off")
+            stream = inflater.unconsumed_tail
+            place += len(content)
+            yield content
+
+    def _stored(self, file: Source) -> Iterator[bytes]:
+        """The bytes of an array that is not compressed, in pieces."""
+        file.seek(self.offset)
+        left = self.nbytes
+        while left:
+            content = file.read(min(left, _CHUNK))
+            if not content:
+                raise ValueError(f"array {self.name} is cut off")
+            left -= len(content)
+            yield content
 
     def _compare(self, checksum: int) -> None:
         if self.checksum is not None and checksum != self.checksum:

@@ -19,7 +19,13 @@ from rich.progress import track
 from amago.cli.inspect_buffer import printable
 from amago.cli.options import UsageProblem
 from amago.cli.trajectory_files import find_files
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, load_trajectory, save_trajectory
+from amago.hindsight import (
+    CorruptTrajectoryError,
+    FrozenTraj,
+    TrajectoryTooLargeError,
+    load_trajectory,
+    save_trajectory,
+)
 from amago.hindsight.filenames import trajectory_filename
 from amago.hindsight.storage import SAVE_FORMATS, env_name_of
 from amago.loading.offline import episodes_from_file, save_arrays
@@ -145,7 +151,7 @@ def _trajectories(source: Path, done: _Done, console: Console) -> _Named:
             trajectory = load_trajectory(path)
             if not len(trajectory):
                 raise CorruptTrajectoryError("it holds no transition")
-        except (CorruptTrajectoryError, OSError) as error:
+        except (CorruptTrajectoryError, TrajectoryTooLargeError, OSError) as error:
             done.bad.append((path, str(error)))
             continue
         yield path.name, printable(env_name_of(path)), trajectory

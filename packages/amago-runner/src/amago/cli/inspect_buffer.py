@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from amago.cli.trajectory_files import Found, find_files
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, load_trajectory
+from amago.hindsight import CorruptTrajectoryError, FrozenTraj, TrajectoryTooLargeError, load_trajectory
 from amago.hindsight.storage import env_name_of
 
 _BAD_SHOWN = 10
@@ -171,7 +171,7 @@ def report_of(found: Found, console: Console) -> FolderReport:
             if not len(trajectory):
                 raise CorruptTrajectoryError("it holds no transition")
             seen.setdefault(printable(env_name_of(path)), _Seen()).add(path, trajectory)
-        except (OSError, CorruptTrajectoryError) as error:
+        except (OSError, CorruptTrajectoryError, TrajectoryTooLargeError) as error:
             if os.path.lexists(path):  # or else it was deleted since the folder was listed
                 report.bad[printable(path.name)] = printable(str(error).removeprefix(f"{path} "))
     report.environments = {name: each.group() for name, each in sorted(seen.items())}

@@ -45,6 +45,7 @@ def load_traj_from_disk(path: str | Path) -> FrozenTraj:
 
     Raises:
         CorruptTrajectoryError: a ValueError, if the file is torn or no trajectory.
+        TrajectoryTooLargeError: if it shrank far more than usual and takes over a quarter of the memory.
         FileNotFoundError: if there is no such file.
     """
     return load_trajectory(Path(path))

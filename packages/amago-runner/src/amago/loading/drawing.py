@@ -79,6 +79,7 @@ class FileDrawer:
         Raises:
             RuntimeError: if there is no file that can be read, not even after waiting for a second.
             OSError: if it is the machine that cannot read files.
+            TrajectoryTooLargeError: if the file takes too much memory when it is read whole.
         """
         self._draws_until_look -= 1
         if self._draws_until_look < 0:

@@ -9,7 +9,8 @@ import time
 import warnings
 from pathlib import Path
 
-from amago.hindsight import CorruptTrajectoryError, load_trajectory
+from amago.hindsight import CorruptTrajectoryError, verify_trajectory
+from amago.hindsight.layout import DisproportionateTrajectoryError
 from amago.loading.files import TrajFile
 from amago.loading.reader import StrayTrajectoryError
 from amago.utils import AmagoWarning
@@ -46,16 +47,17 @@ class Quarantine:
         """Whether `error` condemns the file, which otherwise is gone or should be read again.
 
         A file that was found broken is opened once more: it may have been replaced, or seen through the cache of
-        a network file system, and a good trajectory is not to be thrown out. A stray is whole at any look.
+        a network file system, and a good trajectory is not to be thrown out. A stray is whole at any look, and
+        so is one whose windows take too much memory.
         """
-        if isinstance(error, StrayTrajectoryError):
+        if isinstance(error, StrayTrajectoryError | DisproportionateTrajectoryError):
             return True
         if isinstance(error, OSError) and error.errno in ERRORS_OF_GONE_FILES:
             return False
         if not self._forgives(file):
             return True
         try:
-            return len(load_trajectory(Path(file.path))) < 1
+            return verify_trajectory(Path(file.path)) < 1
         except CorruptTrajectoryError:
             return True
         except OSError as again:

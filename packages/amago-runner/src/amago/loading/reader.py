@@ -74,7 +74,7 @@ class TrajReader:
     """Reads files by path, and remembers what `drop` does not make it forget.
 
     All methods raise `CorruptTrajectoryError` for a file that is no trajectory, or none like all the others, and
-    `OSError` for one that is gone.
+    `OSError` for one that is gone; `whole` also `TrajectoryTooLargeError`.
 
     Args:
         cache_bytes: memory for decoded trajectories.
@@ -105,7 +105,7 @@ class TrajReader:
         entry = self.cache.get(path)
         if entry is None:
             with self._looked_into(path) as (known, source):
-                traj = known.layout.read(source, 0, known.layout.length)
+                traj = known.layout.read_whole(source)
             if self._is_worth_caching(known.layout):
                 self.cache.put(path, traj)
         else:
@@ -133,7 +133,7 @@ class TrajReader:
                 layout, spec = known
                 start, stop = window_bounds(layout.length, length, padded_sampling, rng)
                 if self._is_worth_caching(layout):
-                    entry = self.cache.put(path, layout.read(source, 0, layout.length))
+                    entry = self.cache.put(path, layout.read_whole(source))
                     return MemoryWindow(entry.arrays, entry.spec, start, stop)
                 if not layout.is_direct:
                     return MemoryWindow.of(layout.read(source, start, stop))
