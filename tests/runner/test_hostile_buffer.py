@@ -264,6 +264,39 @@ def test_a_buffer_of_files_that_do_not_go_together_is_an_error_and_stays(
     assert len(list(dataset.fifo.path.iterdir())) == 8
 
 
+def test_an_error_of_a_relabeler_keeps_its_type_and_is_not_explained_by_the_files(
+    make_dataset, fill, make_traj
+) -> None:
+    class GoalError(ValueError):
+        """Of somebody's own relabeler."""
+
+    def relabel(traj: FrozenTraj) -> FrozenTraj:
+        raise GoalError("the goal lies outside")
+
+    dataset = make_dataset(items=400)
+    fill(dataset.fifo.path, 4)
+    save_trajectory(make_traj(5, 9, width=3), dataset.fifo.path / "env_00000009_1", "npz", "env")
+    dataset.set_epoch(0)
+    with pytest.raises(ValueError, match="Files differ"):
+        dataset.draw_batch(0, 400, private_memory)
+    dataset.relabeler = relabel
+    with pytest.raises(GoalError) as caught:
+        dataset.draw_batch(0, 400, private_memory)
+    assert str(caught.value) == "the goal lies outside"
+
+
+def test_kinds_are_told_by_files_that_are_still_there(tmp_path, fill, make_traj) -> None:
+    reader = reading.TrajReader(0)
+    usual = [str(path) for path in fill(tmp_path, 3)]
+    other = str(save_trajectory(make_traj(5, width=3), tmp_path / "env_00000100_1", "npz", "env"))
+    for path in [*usual, other]:
+        reader.length(path)
+    assert list(reader.kinds.values()) == [usual[0], other]
+    reader.drop(usual[0])
+    reader.drop(other)
+    assert list(reader.kinds.values()) == [usual[1]]
+
+
 def fill_with_another_kind(folder: Path, make_traj: Callable[..., FrozenTraj], count: int) -> set[str]:
     """Writes newer files whose actions are wider; returns their names."""
     names = [f"env_00001{number:03}_1800000000" for number in range(count)]

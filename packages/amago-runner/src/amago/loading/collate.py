@@ -15,6 +15,11 @@ from amago.loading.sample import RLData
 from amago.loading.windows import MemoryWindow, Spec, Window
 from amago.nets.masking import MAGIC_PAD_VAL
 
+
+class UnlikeSamplesError(ValueError):
+    """Samples differ in their observation keys, or in the shape or dtype of an array, and fit no common batch."""
+
+
 _INT64 = np.dtype(np.int64)
 
 
@@ -26,7 +31,8 @@ def RLData_pad_collate(samples: Sequence[RLData]) -> Batch:
     in one piece of memory.
 
     Raises:
-        ValueError: if there is no sample, or if the samples' observations differ in keys, shape or dtype.
+        ValueError: if there is no sample.
+        UnlikeSamplesError: a ValueError, if the samples' arrays differ in keys, shape or dtype.
     """
     return pad_into([MemoryWindow.of(sample) for sample in samples], private_memory).unpack()
 
@@ -35,7 +41,7 @@ def pad_into(windows: Sequence[Window], allocate: Allocate) -> PackedBatch:
     """The same from windows, into memory that `allocate` makes.
 
     Raises:
-        ValueError: as `RLData_pad_collate`.
+        ValueError, UnlikeSamplesError: as `RLData_pad_collate`.
         WindowLostError: if the file of a window is gone or damaged.
     """
     packed, arrays = _allocated(windows, allocate)
@@ -77,12 +83,12 @@ def _allocated(windows: Sequence[Window], allocate: Allocate) -> tuple[PackedBat
 def _refuse_to_mix(first: Spec, other: Spec) -> None:
     keys, other_keys = ([field.name for field in spec if field.is_obs] for spec in (first, other))
     if keys != other_keys:
-        raise ValueError(
+        raise UnlikeSamplesError(
             f"samples must have the same observation keys; one has {sorted(keys)}, another {sorted(other_keys)}"
         )
     for a, b in zip(first, other, strict=True):
         if a != b:
-            raise ValueError(
+            raise UnlikeSamplesError(
                 f"{a} must have one shape and dtype in all samples; one is {a.dtype} {a.row_shape}, "
                 f"another {b.dtype} {b.row_shape}"
             )

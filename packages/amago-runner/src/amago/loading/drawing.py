@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from amago.hindsight import CorruptTrajectoryError
 from amago.loading.buffer_files import BufferFiles
+from amago.loading.collate import UnlikeSamplesError
 from amago.loading.files import TrajFile
 from amago.loading.quarantine import Quarantine, is_gone, is_of_the_machine
 from amago.loading.reader import StrayTrajectoryError, TrajReader, differences
@@ -141,11 +142,11 @@ class FileDrawer:
         """Adds to errors of windows that fit no common batch which files are of which kind."""
         try:
             yield
-        except ValueError as error:
+        except UnlikeSamplesError as error:
             if len(self.reader.kinds) < 2:
                 raise
             (one, path), (other, other_path) = list(self.reader.kinds.items())[:2]
-            raise ValueError(
+            raise UnlikeSamplesError(
                 f"{error}. Files differ, such as {path} and {other_path}: only one side has "
                 f"{differences(one, other)}. {REMEDY}"
             ) from error

@@ -80,7 +80,7 @@ class TrajReader:
         cache_bytes: memory for decoded trajectories.
 
     Attributes:
-        kinds: a file for each of the first sets of arrays that were met.
+        kinds: a file for each of the first sets of arrays that were met and not dropped since.
     """
 
     def __init__(self, cache_bytes: int) -> None:
@@ -150,6 +150,12 @@ class TrajReader:
         self._lengths.pop(path, None)
         self._layouts.pop(path, None)
         self._of_usual.discard(path)
+        for spec in [spec for spec, example in self.kinds.items() if example == path]:
+            others = (other for other, known in self._layouts.items() if known.spec == spec)
+            if (another := next(others, None)) is not None:
+                self.kinds[spec] = another
+            else:
+                del self.kinds[spec]
 
     def _is_worth_caching(self, layout: TrajectoryLayout) -> bool:
         most = SMALL_BYTES if layout.is_direct else max(SMALL_BYTES, self.cache.max_bytes // SHARE_OF_CACHE)
