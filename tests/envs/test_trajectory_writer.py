@@ -214,11 +214,11 @@ class Interrupted(TrajectoryWriter):
 
     is_due = True
 
-    def _write_first(self) -> bool:
+    def _write(self, head) -> bool:
         if self.is_due and threading.current_thread() is threading.main_thread():
             self.is_due = False
             raise KeyboardInterrupt
-        return super()._write_first()
+        return super()._write(head)
 
 
 @pytest.mark.timeout(20)
@@ -239,3 +239,60 @@ def test_what_a_caller_had_taken_when_it_was_interrupted_is_written_all_the_same
         assert writer.files_written == (4 if next_call == "put" else 3)
     writer.stop()
     assert len(list(tmp_path.iterdir())) == counter.count == writer.files_written
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_signal_that_flushes_while_the_caller_writes_loses_nothing_and_removes_nothing_else(
+    tmp_path, make_frozen
+):
+    written = []
+
+    def acknowledge(path) -> None:
+        written.append(path)
+        if len(written) == 1:
+            # What a handler does that makes a checkpoint before the machine is taken away.
+            writer.flush()
+
+    writer = TrajectoryWriter(tmp_path, "npz", acknowledge)
+    put(writer, make_frozen(), range(3))
+    writer.stop()
+    assert len(set(written)) == len(list(tmp_path.iterdir())) == writer.files_written == 3
+
+
+@pytest.mark.usefixtures("eager")
+def test_slow_failures_count_as_slow(tmp_path, make_frozen, monkeypatch):
+    monkeypatch.setattr(writer_module, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "PAUSE_AFTER_SLOW", 1e9)
+    threads = []
+
+    def refuse(path) -> None:
+        threads.append(threading.current_thread())
+        raise OSError("timed out")
+
+    writer = TrajectoryWriter(tmp_path, "npz", refuse)
+    for number in range(3):
+        put(writer, make_frozen(), [number])
+        with pytest.raises(TrajectoryWriteError):
+            writer.flush()
+    assert threads.count(threading.current_thread()) == 1
+    with pytest.warns(UserWarning, match="3 trajectories could not be written"):
+        writer.stop()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.usefixtures("patient")
+def test_an_interpreter_that_starts_no_thread_any_more_still_writes(
+    tmp_path, counter, make_frozen, monkeypatch
+):
+    def refuse(self) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(writer_module, "MAX_PENDING", 2)
+    writer = TrajectoryWriter(tmp_path, "npz-compressed", counter)
+    put(writer, make_frozen(), range(4))
+    writer.flush()
+    assert counter.count == 4
+    put(writer, make_frozen(), [4])
+    writer.stop()
+    assert counter.count == 5

@@ -332,6 +332,29 @@ def test_files_are_the_same_however_the_rows_were_stepped(save_len, stagger, see
     assert one.state_dict() == other.state_dict()
 
 
+class InTurn(Renamed):
+    """Episodes of four steps that are named even and odd in turn."""
+
+    @property
+    def env_name(self) -> str:
+        return ("even", "odd")[self.episode % 2]
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(int(action)), 0.0, self.steps == 4, False, {}
+
+
+def test_names_that_changed_while_all_rows_were_stepped_together_are_those_of_the_files(tmp_path):
+    env = make_vector_env([lambda: AMAGOEnv(InTurn())] * 2, env_mode="async", envs_per_worker=1)
+    # The names are the same before and after the steps of all rows, and others in between.
+    plan = ["in turns"] * 3 + ["together"] * 5 + ["in turns"] * 4
+    recorder = record(env, tmp_path, plan, save_len=np.inf, max_seq_len=2)
+    for path in tmp_path.iterdir():
+        episode = int(load_trajectory(path).obs["observation"][0, 0])
+        assert parse_filename(path).env_name == ("even", "odd")[episode % 2]
+    assert recorder.frames_by_env_name == {"even": 16, "odd": 8}
+
+
 def test_frames_are_counted_in_parts_when_nothing_is_saved():
     recorder = record(make_env(), None, ["in turns"] * 7, save_len=np.inf, max_seq_len=2)
     assert recorder.total_frames == 7 * ROWS == sum(recorder.frames_by_env_name.values())

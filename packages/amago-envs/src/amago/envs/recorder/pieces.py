@@ -128,18 +128,16 @@ class UnfinishedPieces:
         lengths[self._ahead] += 1
         return lengths
 
-    def begin_episodes(self, rows: Array) -> None:
-        """Lets the pieces of `rows` begin with their current timestep, the first of an episode."""
-        # One by one: indexing by arrays lets go of the interpreter, which the writing thread may then take.
-        for row in rows.tolist():
-            self._starts[row] = self._slot(row)
-            self._first_rl2s[row] = 0.0
+    def begin_episode(self, row: int) -> None:
+        """Lets the piece of `row` begin with its current timestep, the first of an episode."""
+        self._starts[row] = self._slot(row)
+        self._first_rl2s[row] = 0.0
 
-    def continue_episodes(self, rows: Array) -> None:
-        """Lets the pieces of `rows` begin with their current timestep, the last of the piece before."""
-        slots = self._starts[rows] + self.lengths[rows]
-        self._starts[rows] = slots
-        self._first_rl2s[rows] = self._rewards_actions[slots - 1, rows]
+    def continue_episode(self, row: int) -> None:
+        """Lets the piece of `row` begin with its current timestep, the last of the piece before."""
+        slot = self._slot(row)
+        self._starts[row] = slot
+        self._first_rl2s[row] = self._rewards_actions[slot - 1, row]
 
     def replace_current(self, row: int, inputs: PolicyInput) -> None:
         """Lets the piece of `row`, which has no transition yet, begin with another timestep."""

@@ -81,6 +81,7 @@ class TrajectoryRecorder:
         trajectory_filename("check", self._writer_id, first_number, 0.0)
         self._frames: dict[str, int] = {}
         self._counts: dict[tuple[int, int] | None, StepCounts] = {}  # by part, None for steps of all rows
+        self._counted_whole = True
         self._names: list[str] = []
         self._pieces: UnfinishedPieces | None = None
         self._limits = np.zeros(num_envs, np.int64)
@@ -143,12 +144,13 @@ class TrajectoryRecorder:
         first_row = 0 if rows is None else rows.start
         if step.reset_rows.size:
             # Their episode begins here: what was added for them is no transition.
-            pieces.begin_episodes(step.reset_rows + first_row)
+            for row in (step.reset_rows + first_row).tolist():
+                pieces.begin_episode(row)
         if step.done_rows.size:
             done_rows = step.done_rows + first_row
             for row, piece in pieces.finished_pieces(step, done_rows):
+                pieces.begin_episode(row)
                 self._hand_over(piece, row)
-            pieces.begin_episodes(done_rows)
             self._draw_limits(done_rows)
         if pieces.in_step:
             self._steps += 1
@@ -159,6 +161,11 @@ class TrajectoryRecorder:
     def _count(self, step: VectorStep, rows: slice | None) -> None:
         """Counts a step's frames and notes the names of its rows."""
         part = None if rows is None else (rows.start, rows.stop)
+        if (part is None) != self._counted_whole:
+            # Parts do not see the names that change in steps of all rows, nor the other way round.
+            self._settle_counts()
+            self._counts.clear()
+            self._counted_whole = part is None
         counts = self._counts.get(part)
         if counts is None:
             counts = self._counts[part] = StepCounts(self._frames)
@@ -184,8 +191,10 @@ class TrajectoryRecorder:
 
     def _cut_rows(self, pieces: UnfinishedPieces, rows: Array) -> None:
         for row in rows.tolist():
-            self._hand_over(pieces.piece(row), row)
-        pieces.continue_episodes(rows)
+            piece = pieces.piece(row)
+            # First, so that an interrupt while files are written leaves nothing to be handed over again.
+            pieces.continue_episode(row)
+            self._hand_over(piece, row)
         self._draw_limits(rows)
 
     def _hand_over(self, piece: FrozenTraj, row: int) -> None:
@@ -237,9 +246,12 @@ class TrajectoryRecorder:
     @property
     def frames_by_env_name(self) -> dict[str, int]:
         """Transitions recorded under each environment name."""
+        self._settle_counts()
+        return dict(self._frames)
+
+    def _settle_counts(self) -> None:
         for counts in self._counts.values():
             counts.settle()
-        return dict(self._frames)
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, the number of the next file and the random state, all JSON-able.

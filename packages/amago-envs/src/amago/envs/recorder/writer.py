@@ -43,6 +43,7 @@ class _Pending:
     name: str
     env_name: str
     nbytes: int
+    total_bytes: int  # up to this one; kept here, so that an interrupt cannot part the sum from the queue
     arrived: float  # on the monotonic clock
 
 
@@ -55,7 +56,8 @@ class TrajectoryWriter:
     Args:
         folder: made if it does not exist; unfinished files of writers that died long ago are removed from it.
         save_as: "npz", "npz-compressed" or "traj".
-        on_written: called with the path of each file after it was written, in the thread that wrote it.
+        on_written: called with the path of each file after it was written, in the thread that wrote it; once more
+            if that was interrupted.
     """
 
     def __init__(self, folder: Path, save_as: str, on_written: Callable[[Path], None] | None) -> None:
@@ -66,7 +68,6 @@ class TrajectoryWriter:
         self._save_as = save_as
         self._on_written = on_written
         self._pending: deque[_Pending] = deque()
-        self._pending_bytes = 0
         self._failure: Exception | None = None
         self._attempts = 0
         self._stopping = False
@@ -88,41 +89,45 @@ class TrajectoryWriter:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
         self._let_go()
         with self._lock:
-            if self._is_full():
+            if not self._has_thread():
+                self._start_thread()
+            if self._is_full() and self._has_thread():
                 self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
             now = time.monotonic()
-            self._pending.append(_Pending(trajectory, name, env_name, nbytes, now))
-            self._pending_bytes += nbytes
-            if self._thread is None:
-                self._start_thread()
+            total = nbytes + (self._pending[-1].total_bytes if self._pending else 0)
+            first = self._pending[0] if self._pending else None
+            self._pending.append(_Pending(trajectory, name, env_name, nbytes, total, now))
             if self._idle or self._is_full():
                 self._idle = False
                 self._changed.notify_all()
-            write_now = now >= max(self._quick_from, self._pending[0].arrived + GATHER_SECONDS)
-        if write_now:
+        waits_since = now if first is None else first.arrived
+        if now >= max(self._quick_from, waits_since + GATHER_SECONDS):
             self._write_batch(until=now + BATCH_SECONDS)
 
     def _write_batch(self, until: float) -> None:
         """Writes small files in the caller's thread, as long as nothing is slow."""
         start = time.monotonic()
-        while start < until and self._take(MAX_BATCHED_BYTES):
-            if not self._write_first():
-                break
+        while start < until and (head := self._take(MAX_BATCHED_BYTES)):
+            written = self._write(head)
             end = time.monotonic()
-            if end - start > QUICK_SECONDS:
+            is_slow = end - start > QUICK_SECONDS
+            if is_slow:
                 self._quick_from = end + PAUSE_AFTER_SLOW * (end - start)
+            if is_slow or not written:
                 break
             start = end
         if self._hurried:
             with self._lock:
                 self._changed.notify_all()
 
+    def _has_thread(self) -> bool:
+        return self._thread is not None and self._thread.ident is not None
+
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
-        # An interpreter that is shutting down may start no thread; `stop` then writes by itself.
+        self._thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
+        # An interpreter that is shutting down may start no thread; `flush` and `stop` then write by themselves.
         with contextlib.suppress(RuntimeError):
-            thread.start()
-            self._thread = thread
+            self._thread.start()
 
     @property
     def pending_transitions(self) -> int:
@@ -131,7 +136,13 @@ class TrajectoryWriter:
             return sum(len(pending.trajectory) for pending in self._pending)
 
     def _is_full(self) -> bool:
-        return len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES
+        return len(self._pending) >= MAX_PENDING or self._pending_bytes() > MAX_PENDING_BYTES
+
+    def _pending_bytes(self) -> int:
+        if not self._pending:
+            return 0
+        first = self._pending[0]
+        return self._pending[-1].total_bytes - first.total_bytes + first.nbytes
 
     def _is_urgent(self) -> bool:
         """Whether somebody waits for the thread."""
@@ -157,13 +168,15 @@ class TrajectoryWriter:
         self._let_go()
         if time.monotonic() >= self._quick_from:
             self._write_batch(until=math.inf)
+        while not self._has_thread() and (head := self._take(math.inf)) and self._write(head):
+            pass
         try:
             with self._lock:
                 self._hurried = True
                 self._changed.notify_all()
                 # What failed before this call may work by now, so only an attempt that begins after it counts.
                 earlier = self._attempts
-                while self._pending:
+                while self._pending and self._has_thread():
                     if self._failure is not None:
                         if self._attempts > earlier:
                             break
@@ -184,11 +197,11 @@ class TrajectoryWriter:
         with self._lock:
             self._failure = None
             self._changed.notify_all()
-        if self._thread is None:
-            self._run()
-        else:
+        if self._thread is not None and self._has_thread():
             self._thread.join()
             self._thread = None
+        else:
+            self._run()
         if self._pending:
             warnings.warn(
                 f"{len(self._pending)} trajectories could not be written to {self.folder} and are lost "
@@ -196,24 +209,24 @@ class TrajectoryWriter:
                 stacklevel=2,
             )
 
-    def _take(self, max_bytes: float) -> bool:
-        """Reserves the first of the queue for the calling thread, unless it is larger or must wait."""
+    def _take(self, max_bytes: float) -> _Pending | None:
+        """The first of the queue for the calling thread to write, unless it is larger or must wait."""
         with self._lock:
             if self._taker is not None or self._failure is not None or not self._pending:
-                return False
+                return None
             if self._pending[0].nbytes > max_bytes:
-                return False
+                return None
             self._taker = threading.get_ident()
-            return True
+            return self._pending[0]
 
     def _let_go(self) -> None:
         """Gives back what this thread had taken when an interrupt ended its last call."""
         if self._taker == threading.get_ident():
             self._taker = None
 
-    def _write_first(self) -> bool:
+    def _write(self, head: _Pending) -> bool:
         """Writes the first of the queue, which was taken, and removes it; if it cannot, notes why."""
-        head, failure, written = self._pending[0], None, False
+        failure, written = None, False
         try:
             path = save_trajectory(head.trajectory, self.folder / head.name, self._save_as, head.env_name)
             if self._on_written is not None:
@@ -225,32 +238,32 @@ class TrajectoryWriter:
             with self._lock:
                 self._taker = None
                 self._failure = failure
-                if written:
+                # A signal's handler that flushed meanwhile has written it once more and removed it.
+                if written and self._pending and self._pending[0] is head:
                     self._pending.popleft()
-                    self._pending_bytes -= head.nbytes
                     self.files_written += 1
         return written
 
     def _run(self) -> None:
-        while self._wait_until_due():
-            written = self._write_first()
+        while (head := self._wait_until_due()) is not None:
+            written = self._write(head)
             with self._lock:
                 self._changed.notify_all()
             if not written and self._stopping:
                 return
 
-    def _wait_until_due(self) -> bool:
-        """Waits for something that the thread is to write, and takes it; False if there will be no more."""
+    def _wait_until_due(self) -> _Pending | None:
+        """Waits for something that the thread is to write, and takes it; None if there will be no more."""
         with self._lock:
             while not self._is_due():
                 self._idle = not self._pending
                 self._changed.wait(self._patience())
             self._idle = False
             if not self._pending:
-                return False
+                return None
             self._attempts += 1
             self._taker = threading.get_ident()
-            return True
+            return self._pending[0]
 
     def _is_due(self) -> bool:
         if self._taker is not None or self._failure is not None:
@@ -263,7 +276,8 @@ class TrajectoryWriter:
         """Seconds until the thread looks again by itself."""
         if not self._pending or self._failure is not None:
             return None
-        return max(THREAD_SECONDS - self._waited(), 0.001)
+        # A caller that is writing calls the thread if there is a hurry.
+        return THREAD_SECONDS if self._taker is not None else max(THREAD_SECONDS - self._waited(), 0.001)
 
     def _waited(self) -> float:
         """Seconds that the first of the queue has been in it."""
