@@ -20,12 +20,13 @@ ROWS = sum(SIZES)
 
 
 def axes_of(encoder: Any) -> list[int | None]:
-    """Seen from one step of one row and of two."""
-    one, two = (
-        rollout(encoder, torch.randn(rows, 1, DIM), encoder.init_hidden_state(rows, "cpu"))[1]
-        for rows in (1, 2)
+    """Seen from one step of different numbers of rows."""
+    return hidden_row_axes(
+        {
+            rows: rollout(encoder, torch.randn(rows, 1, DIM), encoder.init_hidden_state(rows, "cpu"))[1]
+            for rows in (1, 2, ROWS)
+        }
     )
-    return hidden_row_axes(one, two)
 
 
 @pytest.mark.parametrize("name", hidden_states.SIZES)
@@ -57,11 +58,11 @@ def test_rows_are_found_along_whatever_axis_they_lie():
     def memory(rows: int) -> Any:
         return {"a": torch.zeros(rows, 3), "b": (torch.zeros(2, rows, 4), None, 7), "c": torch.zeros(5)}
 
-    assert hidden_row_axes(memory(1), memory(2)) == [0, 1, None]
+    assert hidden_row_axes({1: memory(1), 2: memory(2)}) == [0, 1, None]
 
 
 def test_a_window_as_long_as_there_are_rows_confuses_nothing():
-    axes = hidden_row_axes(torch.zeros(1, 5), torch.zeros(2, 5))
+    axes = hidden_row_axes({rows: torch.zeros(rows, 5) for rows in (1, 2)})
     first, rest = split_hidden_state(torch.arange(25.0).view(5, 5), axes, SIZES)
     assert (first.tolist(), rest.shape) == (torch.arange(10.0).view(2, 5).tolist(), (3, 5))
 
@@ -74,9 +75,28 @@ def test_groups_have_memory_of_their_own():
     assert hidden_state.sum() == 0
 
 
-def test_a_memory_that_has_not_begun_is_none_for_all():
-    assert split_hidden_state(None, [0], SIZES) == [None, None]
-    assert join_hidden_states([None, None], [0]) is None
+@pytest.mark.parametrize("hidden_state", [None, (None, 0)], ids=str)
+def test_a_memory_that_has_not_begun_is_that_of_all(hidden_state):
+    assert split_hidden_state(hidden_state, [0], SIZES) == [hidden_state] * 2
+    assert join_hidden_states([hidden_state] * 2, [0]) == hidden_state
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "message"),
+    [
+        (lambda rows: torch.zeros(8 * -(-rows // 8), 3), "as long as there are rows"),  # rounded up
+        (lambda rows: torch.zeros(2 * rows, 3), "as long as there are rows"),
+        (lambda rows: (torch.zeros(rows), rows), "plain numbers that depend on the rows"),
+    ],
+)
+def test_what_depends_on_the_rows_in_another_way_is_refused(of_rows, message):
+    with pytest.raises(ValueError, match=message):
+        hidden_row_axes({rows: of_rows(rows) for rows in (1, 2, 12)})
+
+
+def test_one_number_of_rows_shows_nothing():
+    with pytest.raises(ValueError, match="at least two numbers of rows"):
+        hidden_row_axes({3: torch.zeros(3)})
 
 
 @pytest.mark.parametrize(
@@ -90,11 +110,11 @@ def test_a_memory_that_has_not_begun_is_none_for_all():
 )
 def test_what_has_no_axis_of_rows_is_refused(one, other, error):
     with pytest.raises(error):
-        hidden_row_axes(one, other)
+        hidden_row_axes({1: one, 2: other})
 
 
 @pytest.mark.parametrize(
-    "hidden_state", [torch.zeros(4, 3), [torch.zeros(5, 3)] * 2, torch.tensor(0.0), [], set()]
+    "hidden_state", [torch.zeros(4, 3), [torch.zeros(5, 3)] * 2, torch.tensor(0.0), set()]
 )
 def test_a_hidden_state_of_other_rows_or_tensors_is_not_split(hidden_state):
     with pytest.raises((ValueError, TypeError)):

@@ -189,6 +189,14 @@ def test_the_hidden_state_of_all_actors_can_be_read_and_replaced_in_between(enco
     np.testing.assert_array_equal(halves.inputs.rl2s, plain.inputs.rl2s)
 
 
+def test_reading_the_hidden_state_while_a_half_is_on_its_way_changes_nothing(make_rollout, tmp_path):
+    read, unread = (make_rollout(name, True) for name in ("read", "unread"))
+    read.run(timesteps=12, sample=False, progress=lambda _: read.hidden_state)
+    unread.run(timesteps=12, sample=False)
+    torch.testing.assert_close(read.hidden_state, unread.hidden_state, rtol=0, atol=0)
+    assert files_of(read, tmp_path / "read") == files_of(unread, tmp_path / "unread")
+
+
 def note_acting(rollout: Rollout) -> list[tuple[int, int]]:
     """For each call of the agent from now on: for how many actors, and how many parts are in flight then."""
     agent, envs = rollout.agent, rollout.vector_env
@@ -442,7 +450,7 @@ def test_a_rollout_tries_both_ways_and_keeps_one(quicker, make_rollout, monkeypa
     rollout.run(timesteps=10)
     rollout.run(timesteps=30)
     trial = 1 + 4
-    looked_at = [1, 2]  # how the memory divides
+    looked_at = [1, 2, 3, ROWS]  # how the memory divides
     kept = [2, 3] if quicker else [ROWS]
     first, second = [ROWS] * trial + looked_at + [2, 3] * trial, [ROWS] * trial + [2, 3] * trial
     expected = first + second + kept * (40 - 4 * trial)
@@ -482,6 +490,24 @@ def test_an_agent_whose_memory_cannot_be_divided_acts_for_all_at_once(make_rollo
     assert rollout.recorder.total_frames == 40 * ROWS
     with pytest.raises(TypeError, match="hidden_tensors"):
         make_rollout("told", double_buffer=True, encoder=ForeignEncoder).run(timesteps=1)
+
+
+class OfSoManyRows(GRUTrajEncoder):
+    """Acts for all actors at once and for no other number of them."""
+
+    def forward(self, seq: Any, time_idxs: Any, hidden_state: Any = None, log_dict: Any = None) -> Any:
+        assert len(seq) == ROWS
+        return super().forward(seq, time_idxs, hidden_state)
+
+
+def test_an_agent_that_acts_for_no_fewer_rows_acts_for_all_at_once(make_rollout, monkeypatch):
+    shorten_trials(monkeypatch)
+    rollout = make_rollout(double_buffer=None, encoder=OfSoManyRows)
+    rollout.run(timesteps=40)
+    assert not rollout.double_buffered
+    assert rollout.recorder.total_frames == 40 * ROWS
+    with pytest.raises(AssertionError):
+        make_rollout("told", double_buffer=True, encoder=OfSoManyRows).run(timesteps=1)
 
 
 @pytest.mark.parametrize(

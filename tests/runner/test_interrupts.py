@@ -127,6 +127,19 @@ def test_a_step_is_recorded_whole_before_an_interrupt_comes_through(piece, make_
     check(rollout, tmp_path)
 
 
+@pytest.mark.parametrize("piece", [1, 2, 3])
+def test_an_interrupt_while_a_reset_writes_unfinished_pieces_waits_for_all_of_them(
+    piece, make_rollout, tmp_path
+):
+    rollout = make_rollout()
+    rollout.run(timesteps=1)
+    rollout.recorder.interrupted_piece = piece
+    with pytest.raises(KeyboardInterrupt):
+        rollout.reset()
+    assert rollout.recorder.pieces == 3
+    check(rollout, tmp_path)
+
+
 @pytest.mark.parametrize("cause", ["an environment's step", "recording"])
 def test_a_rollout_that_goes_on_after_an_interrupt_begins_new_episodes(cause, make_rollout, tmp_path):
     rollout = make_rollout(interrupted_step=7 if cause != "recording" else -1)
@@ -319,3 +332,30 @@ def test_a_checkpoint_after_an_interrupted_rollout_holds_what_was_collected(
     folder = experiment.dataset.save_new_trajs_to
     assert folder is not None
     assert [len(load_trajectory(folder / name)) for name in files] == [4] * len(files)
+
+
+@pytest.mark.parametrize("end", ["save_checkpoint", "close"])
+def test_an_interrupt_while_a_checkpoint_or_the_end_writes_unfinished_pieces_loses_none(
+    make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    experiment = make_experiment(train_timesteps_per_epoch=3)
+    experiment.start()
+    experiment.collect_new_training_data()
+    recorder = experiment._recorder
+    assert recorder is not None
+    assert recorder.unsaved_frames > 0
+    hand_over, first = recorder._hand_over, itertools.count()
+
+    def interrupted(piece: FrozenTraj, row: int) -> None:
+        if next(first) == 0:
+            interrupt()
+        hand_over(piece, row)
+
+    monkeypatch.setattr(recorder, "_hand_over", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(experiment, end)()
+    experiment.close()
+    assert experiment.dataset is not None
+    folder = experiment.dataset.save_new_trajs_to
+    assert folder is not None
+    assert sum(len(load_trajectory(path)) for path in folder.iterdir()) == recorder.total_frames

@@ -105,18 +105,29 @@ class Halves:
         """
         whole = self._whole
         if self._axes is None:
-            self._axes = hidden_row_axes(whole.first_hidden_state(1), whole.first_hidden_state(2))
-        states = split_hidden_state(whole.hidden_state, self._axes, [lane.num_rows for lane in self.lanes])
-        for part, (lane, state) in enumerate(zip(self.lanes, states, strict=True)):
-            lane.hidden_state = state
+            # Also of the numbers of rows that it will act for: where it cannot, that shows here.
+            sizes = {1, 2, whole.num_rows, *(lane.num_rows for lane in self.lanes)}
+            self._axes = hidden_row_axes({rows: whole.first_hidden_state(rows) for rows in sorted(sizes)})
+        self.divide(whole.hidden_state)
+        for part, lane in enumerate(self.lanes):
             lane.inputs = self._vector_env.inputs_of(part)
         whole.hidden_state, self.apart = None, True
 
+    def divide(self, hidden_state: Any) -> None:
+        """Gives each half its rows of a hidden state; raises as `separate`."""
+        assert self._axes is not None
+        states = split_hidden_state(hidden_state, self._axes, [lane.num_rows for lane in self.lanes])
+        for lane, state in zip(self.lanes, states, strict=True):
+            lane.hidden_state = state
+
+    def joined(self) -> Any:
+        """The hidden state of both halves."""
+        assert self._axes is not None
+        return join_hidden_states([lane.hidden_state for lane in self.lanes], self._axes)
+
     def join(self) -> None:
         """Puts the hidden state together again."""
-        assert self._axes is not None
-        states: list[Any] = [lane.hidden_state for lane in self.lanes]
-        self._whole.hidden_state = join_hidden_states(states, self._axes)
+        self._whole.hidden_state = self.joined()
         self.forget()
 
     def forget(self) -> None:

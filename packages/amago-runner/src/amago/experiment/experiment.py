@@ -21,6 +21,7 @@ from amago.envs.metrics import EpisodeStats
 from amago.envs.vector.factory import available_cores
 from amago.experiment.checkpoint import CheckpointFolder
 from amago.experiment.evaluating import EvaluatedExperiment
+from amago.experiment.interrupts import interrupts_held_off
 from amago.experiment.randomness import RandomStreams
 from amago.experiment.rollout import Rollout
 from amago.experiment.run_file import write_config_text, write_run
@@ -230,7 +231,8 @@ class Experiment(EvaluatedExperiment):
                     stack.callback(envs.close)
             if self._recorder is not None:
                 stack.callback(self._recorder.close)
-                self._recorder.cut()
+                with interrupts_held_off():
+                    self._recorder.cut()
 
     def _describes_run(self) -> bool:
         """Whether this process writes run.json: collectors leave the learner's alone."""

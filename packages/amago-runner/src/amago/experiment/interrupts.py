@@ -59,3 +59,11 @@ class InterruptGate:
             self._waiting = False
             if self._handle is not None:
                 self._handle(number, frame)
+
+
+@contextmanager
+def interrupts_held_off() -> Iterator[None]:
+    """A first Ctrl-C waits until this block has ended, as at a closed `InterruptGate`."""
+    gate = InterruptGate()
+    with gate.watching(), gate:
+        yield

@@ -20,7 +20,7 @@ from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import PartedVectorEnv, PolicyInput, VectorEnv, VectorStep
 from amago.experiment.double_buffer import Choice, Halves
 from amago.experiment.episodes import Limits, RunningEpisodes
-from amago.experiment.interrupts import InterruptGate
+from amago.experiment.interrupts import InterruptGate, interrupts_held_off
 from amago.experiment.lane import Lane
 
 
@@ -98,16 +98,17 @@ class Rollout:
 
     @property
     def hidden_state(self) -> Any:
-        """What the agent remembers of all actors."""
+        """What the agent remembers of all actors; a copy while halves of them are stepped in turns."""
         if self._halves is not None and self._halves.apart:
-            self._halves.join()
+            return self._halves.joined()
         return self._whole.hidden_state
 
     @hidden_state.setter
     def hidden_state(self, hidden_state: Any) -> None:
-        if self._halves is not None:
-            self._halves.forget()
-        self._whole.hidden_state = hidden_state
+        if self._halves is not None and self._halves.apart:
+            self._halves.divide(hidden_state)
+        else:
+            self._whole.hidden_state = hidden_state
 
     def reset(self, seed: int | None = None) -> None:
         """Starts new episodes with a blank hidden state; unfinished ones are written as they are.
@@ -116,10 +117,13 @@ class Rollout:
             seed: of the environments' random streams; None lets them go on.
         """
         if self.recorder is not None:
-            self.recorder.cut()
+            with interrupts_held_off():
+                self.recorder.cut()
         self._whole.inputs = self.vector_env.reset(seed=seed)
         self._running.clear()
-        self.hidden_state = self._whole.blank_hidden_state()
+        if self._halves is not None:
+            self._halves.forget()
+        self._whole.hidden_state = self._whole.blank_hidden_state()
         if self.recorder is not None:
             self.recorder.begin(self._whole.inputs, self.vector_env.env_names)
 
@@ -204,7 +208,8 @@ class Rollout:
         if not halves.apart:
             try:
                 halves.separate()
-            except (TypeError, ValueError, RuntimeError):
+            except Exception:
+                # Whatever an agent raises that cannot act for other numbers of rows: it acts for all of them.
                 if self._must_overlap:
                     raise
                 self._choice.settle(False)
