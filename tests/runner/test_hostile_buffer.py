@@ -23,9 +23,10 @@ from amago.hindsight import (
     memory_limit,
     save_trajectory,
 )
-from amago.loading import DiskTrajDataset, drawing, files, quarantine
+from amago.loading import DiskTrajDataset, MixtureOfDatasets, drawing, files, quarantine
 from amago.loading import reader as reading
 from amago.loading.batches import BatchLoader
+from amago.loading.collate import UnlikeSamplesError
 from amago.loading.packing import private_memory
 from amago.utils import AmagoWarning
 
@@ -262,6 +263,17 @@ def test_a_buffer_of_files_that_do_not_go_together_is_an_error_and_stays(
     for part in ("env_0000000", "actions float32(2,)", "actions float32(3,)", "dset_name"):
         assert part in str(caught.value)
     assert len(list(dataset.fifo.path.iterdir())) == 8
+
+
+def test_files_of_a_mixtures_member_that_do_not_go_together_are_named(make_dataset, fill, make_traj) -> None:
+    member = make_dataset(items=400)
+    fill(member.fifo.path, 4)
+    save_trajectory(make_traj(5, 9, width=3), member.fifo.path / "env_00000009_1", "npz", "env")
+    mixture = MixtureOfDatasets([member], [1.0])
+    mixture.configure(400, 5, "none", True)
+    mixture.set_epoch(0)
+    with pytest.raises(UnlikeSamplesError, match=r"Files differ, such as .*env_0000.*actions float32\(3,\)"):
+        mixture.draw_batch(0, 400, private_memory)
 
 
 def test_an_error_of_a_relabeler_keeps_its_type_and_is_not_explained_by_the_files(

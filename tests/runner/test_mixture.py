@@ -1,10 +1,12 @@
 """Several datasets as one."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from amago.loading import DiskTrajDataset, DoNothingDataset, MixtureOfDatasets, RLData, RLDataset
 
@@ -145,6 +147,17 @@ def test_weights_out_of_range_are_refused() -> None:
         MixtureOfDatasets([Constant(1)], [1.0], smooth_sudden_starts=0)
     with pytest.raises(ValueError, match="datasets"):
         MixtureOfDatasets([], [])
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [torch.tensor([0.5, 0.5]), np.array([0.5, 0.5], np.float32), [torch.tensor(0.5), np.float64(0.5)]],
+    ids=["tensor", "array", "list"],
+)
+def test_weights_may_be_tensors_and_arrays(weights: Sequence[float]) -> None:
+    mixture = MixtureOfDatasets([Constant(1), Constant(2)], weights, weights)
+    assert mixture.sampling_weights == mixture.initial_sampling_weights == [0.5, 0.5]
+    assert {type(weight) for weight in mixture.sampling_weights} == {float}
 
 
 def test_drawing_from_a_mixture_with_no_ready_member_says_so() -> None:

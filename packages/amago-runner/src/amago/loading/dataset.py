@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -158,20 +159,27 @@ class RLDataset(Dataset[RLData], ABC):
 
     def draw_batch(self, first: int, batch_size: int, allocate: Allocate) -> PackedBatch:
         """Draws samples `first` to `first + batch_size` of the current epoch into memory that `allocate` makes."""
-        if type(self).__getitem__ is not RLDataset.__getitem__:
-            return pad_into([MemoryWindow.of(self[i]) for i in range(first, first + batch_size)], allocate)
-        windows = []
-        for i in range(first, first + batch_size):
-            self._begin_sample(i)
-            windows.append(self.sample_window())
-        again = 0
-        while True:
-            try:
-                return pad_into(windows, allocate)
-            except WindowLostError as lost:
-                again += 1
-                self._begin_sample(first + lost.row, again)
-                windows[lost.row] = lost.redraw()
+        with self.mixing_explained():
+            if type(self).__getitem__ is not RLDataset.__getitem__:
+                return pad_into(
+                    [MemoryWindow.of(self[i]) for i in range(first, first + batch_size)], allocate
+                )
+            windows = []
+            for i in range(first, first + batch_size):
+                self._begin_sample(i)
+                windows.append(self.sample_window())
+            again = 0
+            while True:
+                try:
+                    return pad_into(windows, allocate)
+                except WindowLostError as lost:
+                    again += 1
+                    self._begin_sample(first + lost.row, again)
+                    windows[lost.row] = lost.redraw()
+
+    def mixing_explained(self) -> AbstractContextManager[None]:
+        """A context in which errors of windows that fit no common batch are told with their files, if known."""
+        return nullcontext()
 
     def __len__(self) -> int:
         """Samples in an epoch."""

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from amago.loading.checkpointed_files import CheckpointedFiles
 from amago.loading.dataset import RLDataset
 from amago.loading.drawing import FileDrawer, Weigh
 from amago.loading.files import TrajFile, TrajFolder
-from amago.loading.packing import Allocate, PackedBatch
 from amago.loading.quarantine import Quarantine
 from amago.loading.reader import TrajReader
 from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
@@ -244,10 +244,9 @@ class DiskTrajDataset(RLDataset):
         through_slice = customised or self._reads_whole_files()
         return super().sample_window() if through_slice else self._random_window()
 
-    def draw_batch(self, first: int, batch_size: int, allocate: Allocate) -> PackedBatch:
-        """As `RLDataset.draw_batch`; windows that fit no common batch are an error that names their files."""
-        with self._drawer.mixing_explained():
-            return super().draw_batch(first, batch_size, allocate)
+    def mixing_explained(self) -> AbstractContextManager[None]:
+        """A context in which errors of windows that fit no common batch name the files."""
+        return self._drawer.mixing_explained()
 
     def worker_state(self) -> tuple[News, ...] | None:
         """What this process wrote and deleted itself; the copies in loader workers see the rest themselves."""

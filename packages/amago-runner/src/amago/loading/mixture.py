@@ -7,7 +7,8 @@ first few trajectories are not drawn over and over.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,17 +80,18 @@ class MixtureOfDatasets(RLDataset):
         self._ready_since: list[int | None] = [None] * len(self.datasets)
         self._probabilities = np.zeros(len(self.datasets))
 
-    def _checked(self, name: str, weights: Sequence[float]) -> list[float]:
+    def _checked(self, name: str, given: Sequence[float]) -> list[float]:
+        weights = [weight.item() if hasattr(weight, "item") else weight for weight in given]
         if len(weights) != len(self.datasets):
             raise ValueError(
                 f"{name} must hold {len(self.datasets)} weights, one per dataset, not {len(weights)}"
             )
         if any(not isinstance(weight, Real) for weight in weights):
-            raise TypeError(f"{name} must be numbers, not {list(weights)}")
+            raise TypeError(f"{name} must be numbers, not {weights}")
         if any(not (math.isfinite(weight) and weight >= 0) for weight in weights):
-            raise ValueError(f"{name} must be finite and at least 0, not {list(weights)}")
+            raise ValueError(f"{name} must be finite and at least 0, not {weights}")
         if not math.isfinite(sum(weights)):
-            raise ValueError(f"{name} must have a finite sum, not {list(weights)}")
+            raise ValueError(f"{name} must have a finite sum, not {weights}")
         if name == "sampling_weights" and not any(weights):
             raise ValueError(f"{name} must not all be 0")
         return [float(weight) for weight in weights]
@@ -184,6 +186,14 @@ class MixtureOfDatasets(RLDataset):
         if type(self).sample_random_slice is not MixtureOfDatasets.sample_random_slice:
             return super().sample_window()
         return self._random_member().sample_window()
+
+    @contextmanager
+    def mixing_explained(self) -> Iterator[None]:
+        """A context in which members that hold several kinds of files tell of them."""
+        with ExitStack() as members:
+            for dataset in self.datasets:
+                members.enter_context(dataset.mixing_explained())
+            yield
 
     def worker_state(self) -> Any:
         """The chances of the members and what these have to tell."""
