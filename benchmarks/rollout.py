@@ -13,8 +13,8 @@ environment stepped on one core beside it.
 
 Shares are parts of the wall time: `environments` is what the bare environments would take (with worker processes
 the whole wait for them), `stepping` what our vector environment adds, `policy` the agent, `recording` the copies
-of each step, `rest` what remains. `writing` is the processor time of the thread that writes files, which runs
-beside all of that; most of it is the operating system's.
+of each step and the wait for the last file, `writing` the files written between steps, `rest` what remains.
+What a thread writes beside all of that, where the disk is slow, is not counted.
 
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
@@ -31,6 +31,7 @@ import multiprocessing
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -43,7 +44,7 @@ import torch
 from amago.agent import Agent
 from amago.envs import EpsilonGreedy
 from amago.envs.metrics import EpisodeStats
-from amago.envs.recorder import TrajectoryRecorder
+from amago.envs.recorder import TrajectoryRecorder, writer
 from amago.envs.vector import make_vector_env
 from amago.experiment.rollout import Rollout
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
@@ -64,23 +65,25 @@ SHOWN = (
     "stepping",
     "policy",
     "recording",
-    "rest",
     "writing",
+    "rest",
 )
 
 
 class Timer:
-    """Seconds spent in functions that were replaced by timed ones."""
+    """Seconds that the main thread spent in functions that were replaced by timed ones."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def time(self, owner: Any, method: str, name: str) -> None:
-        """Times every call of a method of one object from now on."""
+        """Times every call of a method of one object, or of a function of a module, from now on."""
         original: Callable[..., Any] = getattr(owner, method)
         self.seconds.setdefault(name, 0.0)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return original(*args, **kwargs)
             start = time.perf_counter()
             try:
                 return original(*args, **kwargs)
@@ -108,15 +111,13 @@ class Collection:
             tstep_encoder_type=CNNTstepEncoder if image else FFTstepEncoder,
             traj_encoder_type=ENCODERS[row.encoder],
         )
-        self.writing_seconds = 0.0
-        self._keep_files = keep_files
         self.recorder = TrajectoryRecorder(
             row.actors,
             save_to=folder,
             save_len=1e10,
             max_seq_len=row.window,
             rng=np.random.default_rng(0),
-            on_written=self._note_writing,
+            on_written=None if keep_files else Path.unlink,
         )
         self.rollout = Rollout(
             agent,
@@ -130,13 +131,9 @@ class Collection:
             if hasattr(self.envs, method):
                 self.timer.time(self.envs, method, "vector_step")
         self.timer.time(agent, "get_actions", "policy")
-        self.timer.time(self.recorder, "add", "recording")
-
-    def _note_writing(self, path: Path) -> None:
-        # Called in the writing thread.
-        self.writing_seconds = time.thread_time()
-        if not self._keep_files:
-            path.unlink()
+        for method in ("add", "flush"):
+            self.timer.time(self.recorder, method, "recording")
+        self.timer.time(writer, "save_trajectory", "writing")
 
     def run_for(self, seconds: float) -> tuple[int, float]:
         """Vector steps, and the seconds until their files were written."""
@@ -159,7 +156,7 @@ def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
     collection = Collection(row, Path(tempfile.mkdtemp(dir=folder)))
     collection.run_for(seconds / 4)
     spent = collection.timer.seconds
-    before, wrote = dict(spent), collection.writing_seconds
+    before = dict(spent)
     files = collection.recorder.saved_files
     steps, passed = collection.run_for(seconds)
     collection.close()
@@ -171,9 +168,9 @@ def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
         "environments": environments,
         "stepping": share["vector_step"] - environments,
         "policy": share["policy"],
-        "recording": share["recording"],
-        "rest": 1.0 - sum(share.values()),
-        "writing": (collection.writing_seconds - wrote) / passed,
+        "recording": share["recording"] - share["writing"],
+        "writing": share["writing"],
+        "rest": 1.0 - share["vector_step"] - share["policy"] - share["recording"],
     }
     rate = steps * row.actors / passed
     return {
