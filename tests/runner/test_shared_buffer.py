@@ -113,8 +113,8 @@ def test_a_worker_that_missed_too_much_news_lists_the_folder(make_dataset, fill,
         for path in fill(main.fifo.path, 1, first=25 + epoch):
             main.note_written(path)
         main.set_epoch(epoch)
-        state = main.worker_state()
-    worker.load_worker_state(state[-2:])
+        news, usual = main.worker_state()
+    worker.load_worker_state((news[-2:], usual))
     worker.set_epoch(3)
     assert numbers(worker) == numbers(main) == set(range(28))
 

@@ -26,7 +26,7 @@ from amago.loading.dataset import RLDataset
 from amago.loading.drawing import FileDrawer, Weigh
 from amago.loading.files import TrajFile, TrajFolder
 from amago.loading.quarantine import Quarantine
-from amago.loading.reader import TrajReader
+from amago.loading.reader import TrajReader, Usual
 from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
 from amago.loading.sample import RLData
 from amago.loading.windows import Window, WindowLostError, read_window
@@ -44,9 +44,7 @@ def load_traj_from_disk(path: str | Path) -> FrozenTraj:
     """Reads a trajectory file of either format.
 
     Raises:
-        CorruptTrajectoryError: a ValueError, if the file is torn or no trajectory.
-        TrajectoryTooLargeError: if it shrank far more than usual and takes over a quarter of the memory.
-        FileNotFoundError: if there is no such file.
+        CorruptTrajectoryError, TrajectoryTooLargeError, OSError: as `amago.hindsight.load_trajectory`.
     """
     return load_trajectory(Path(path))
 
@@ -248,18 +246,19 @@ class DiskTrajDataset(RLDataset):
         """A context in which errors of windows that fit no common batch name the files."""
         return self._drawer.mixing_explained()
 
-    def worker_state(self) -> tuple[News, ...] | None:
-        """What this process wrote and deleted itself; the copies in loader workers see the rest themselves."""
+    def worker_state(self) -> tuple[tuple[News, ...] | None, Usual | None]:
+        """What this process wrote and deleted, and what files usually hold; workers see the rest themselves."""
         self._files.take_written()
-        return self._files.news()
+        return self._files.news(), self._drawer.usual()
 
-    def load_worker_state(self, state: tuple[News, ...] | None) -> None:
-        """Takes over the files that the main process wrote and deleted."""
-        self._files.load_news(state)
+    def load_worker_state(self, state: tuple[tuple[News, ...] | None, Usual | None]) -> None:
+        """Takes over what the main process knows."""
+        self._files.load_news(state[0])
+        self._drawer.reader.tell_usual(state[1])
 
     def start_worker(self, workers: int) -> None:
-        """Gives this worker its share of the memory for decoded trajectories."""
-        self._drawer.reader = TrajReader(self.cache_bytes // workers)
+        """Gives this worker its share of the memory, and of the files that may be put aside."""
+        self._drawer.start_worker(workers, self.cache_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """The files of `fifo`. Those stay on disk, deleted or not, until the next checkpoint is written."""

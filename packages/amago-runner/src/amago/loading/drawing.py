@@ -7,6 +7,7 @@ trajectory. None of these stops a draw: another file is drawn, and what is broke
 from __future__ import annotations
 
 import errno
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,14 @@ from amago.loading.buffer_files import BufferFiles
 from amago.loading.collate import UnlikeSamplesError
 from amago.loading.files import TrajFile
 from amago.loading.quarantine import Quarantine, is_gone, is_of_the_machine
-from amago.loading.reader import StrayTrajectoryError, TrajReader, differences
+from amago.loading.reader import (
+    LOOKED_AT,
+    USUAL_FILES,
+    StrayTrajectoryError,
+    TrajReader,
+    Usual,
+    differences,
+)
 from amago.loading.windows import Spec, Window
 
 T = TypeVar("T")
@@ -34,7 +42,8 @@ WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
 """Seconds to wait between looks for files when there is none to draw from."""
 
 MOST_STRAYS = 16
-"""Files of one kind that may be put aside for not going with the others; more of them are no accident."""
+"""Files of one kind that a process may put aside for not going with the others, more of them being no accident;
+divided among loader workers, each of which may put aside one at least."""
 
 REMEDY = (
     "If the environment has changed, start with another dset_name; to go on with this buffer, move the files of "
@@ -52,11 +61,13 @@ class FileDrawer:
 
     Attributes:
         may_move: whether this process may take files out of the buffer.
+        workers: copies of this that draw side by side.
     """
 
     def __init__(self, files: BufferFiles, reader: TrajReader, quarantine: Quarantine) -> None:
         self.files, self.reader, self.quarantine = files, reader, quarantine
         self.may_move = False
+        self.workers = 1
         self._draws_until_look = 0
         self._strays: dict[Spec, int] = {}
 
@@ -68,6 +79,19 @@ class FileDrawer:
             self.reader.drop(file.path)
         for path in foreign:
             self.reject(path, "its name is not that of a trajectory file")
+
+    def usual(self) -> Usual | None:
+        """What arrays the files usually have, by their headers where that is not known; None if they differ."""
+        if self.reader.usual() is None and len(self.files) >= USUAL_FILES:
+            files = self.files.all()
+            chosen = random.Random(len(files)).sample(files, min(LOOKED_AT, len(files)))
+            self.reader.learn_usual([file.path for file in chosen])
+        return self.reader.usual()
+
+    def start_worker(self, workers: int, cache_bytes: int) -> None:
+        """Has this copy work beside others; `cache_bytes` is for all of them."""
+        self.workers = workers
+        self.reader = TrajReader(cache_bytes // workers)
 
     def draw(self, read: Callable[[TrajFile], T], rng: np.random.Generator, weigh: Weigh | None) -> T:
         """Reads a random file; one that vanished or cannot be read is passed over, and another drawn.
@@ -153,13 +177,17 @@ class FileDrawer:
 
     def _count_stray(self, error: StrayTrajectoryError) -> None:
         """Stops before a whole kind of files is put aside: it may be the one that is wanted."""
+        most = max(1, MOST_STRAYS // self.workers)
         met = self._strays.get(error.spec, 0) + 1
-        if met <= MOST_STRAYS:
+        if met <= most:
             self._strays[error.spec] = met
             return
-        done = f"were moved to {self.quarantine.folder}" if self.may_move else "were passed over"
+        done = f"has moved {most} of one of them to {self.quarantine.folder}"
+        if not self.may_move:
+            done = f"has passed over {most} of one of them"
+        done += ", and other loader workers as many each at most" if self.workers > 1 else ""
         raise RuntimeError(
-            f"{Path(error.path).parent} holds files of two kinds, and {met - 1} of one of them {done}. "
+            f"{Path(error.path).parent} holds files of two kinds, and this process {done}. "
             f"{error.usual_path} has {_in_words(error.usual)}; {error.path} has {_in_words(error.spec)}. {REMEDY}"
         ) from error
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,9 @@ first ones are as good as any."""
 USUAL_FILES = 64
 """Files that must agree in their arrays before one that differs is taken for a stray."""
 
+LOOKED_AT = 80
+"""Files whose headers are looked at to learn what is usual; where fewer than `USUAL_FILES` agree, nothing is."""
+
 KEPT_KINDS = 16
 """Sets of arrays of which an example is remembered."""
 
@@ -63,6 +66,13 @@ class StrayTrajectoryError(CorruptTrajectoryError):
         return type(self), (self.path, self.spec, self.usual_path, self.usual)
 
 
+class Usual(NamedTuple):
+    """The arrays that files usually have, and one such file."""
+
+    spec: Spec
+    path: str
+
+
 class Known(NamedTuple):
     """What is remembered of a file's headers."""
 
@@ -81,6 +91,7 @@ class TrajReader:
 
     Attributes:
         kinds: a file for each of the first sets of arrays that were met and not dropped since.
+        told: what another process has found to be usual, which holds from the first file on.
     """
 
     def __init__(self, cache_bytes: int) -> None:
@@ -89,6 +100,7 @@ class TrajReader:
         self._layouts: dict[str, Known] = {}
         self._structures = Structures()
         self.kinds: dict[Spec, str] = {}
+        self.told: Usual | None = None
         self._usual: Spec | None = None
         self._of_usual: set[str] = set()
 
@@ -194,12 +206,47 @@ class TrajReader:
             self.kinds[spec] = path
         if self._usual is None or not self._of_usual:
             self._usual = spec
-        if spec is self._usual or spec == self._usual:
-            if len(self._of_usual) < USUAL_FILES:
-                self._of_usual.add(path)
-        elif len(self._of_usual) >= USUAL_FILES:
-            usual_path = min(self._of_usual)
-            raise StrayTrajectoryError(path, spec, usual_path, self._usual)
+        if spec == self._usual and len(self._of_usual) < USUAL_FILES:
+            self._of_usual.add(path)
+        if self.told is not None:
+            expected = self.told.spec
+        else:
+            expected = self._usual if len(self._of_usual) >= USUAL_FILES else spec
+        if spec is not expected and spec != expected:
+            usual = self.told or self.usual()
+            assert usual is not None
+            raise StrayTrajectoryError(path, spec, usual.path, usual.spec)
+
+    def usual(self) -> Usual | None:
+        """What this reader has found to be usual; None if it has not met enough files that agree."""
+        if self._usual is None or len(self._of_usual) < USUAL_FILES:
+            return None
+        return Usual(self._usual, min(self._of_usual))
+
+    def tell_usual(self, usual: Usual | None) -> None:
+        """Takes what another process has found to be usual, and forgets files that are not."""
+        before, self.told = self.told, usual
+        if usual is not None and (before is None or before.spec != usual.spec):
+            for path in [path for path, known in self._layouts.items() if known.spec != usual.spec]:
+                self.drop(path)
+
+    def learn_usual(self, paths: Sequence[str]) -> None:
+        """Looks at the headers of files, unless it is known already what is usual; judges none of them."""
+        if self.usual() is not None:
+            return
+        kinds: dict[Spec, set[str]] = {} if self._usual is None else {self._usual: set(self._of_usual)}
+        for path in paths:
+            known = self._layouts.get(path)
+            with suppress(OSError, CorruptTrajectoryError):
+                if known is None:
+                    with opened_trajectory(path) as file:
+                        spec = spec_of_layout(read_layout(file, path))
+                else:
+                    spec = known.spec
+                kinds.setdefault(spec, set()).add(path)
+                if len(kinds[spec]) == USUAL_FILES:
+                    self._usual, self._of_usual = spec, kinds[spec]
+                    return
 
 
 def differences(spec: Spec, other: Spec) -> str:
