@@ -205,3 +205,18 @@ def test_every_file_is_opened_once(tmp_path: Path, fill: Fill, monkeypatch: pyte
     files = [path for path in opened if path.endswith(".npz")]
     assert sorted(files) == sorted(set(files))
     assert len(files) == 30
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_key_that_no_text_can_hold_is_told_in_escapes(tmp_path: Path, fill: Fill, options: tuple[str, ...]):
+    """JSON can hold half of a pair of code units, and the header of a .traj is JSON."""
+    (path,) = fill(tmp_path, 1, save_as="traj")
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header["_OBS_KEY_\ud800"] = header.pop("_OBS_KEY_observation")
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + raw[8 + size :])
+    result = run(tmp_path, *options)
+    assert result.exit_code == 0
+    assert "\\ud800" in result.output

@@ -138,7 +138,12 @@ class _Seen:
 
 def printable(name: str) -> str:
     """A name as it can be printed anywhere, in one line, whatever bytes the file system has in it."""
-    text = os.fsencode(name).decode("utf-8", errors="backslashreplace")
+    try:
+        text = os.fsencode(name).decode("utf-8", errors="backslashreplace")
+    except (
+        UnicodeEncodeError
+    ):  # half of a pair, as only JSON can hold it: no bytes of a file system stand for it
+        text = name
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
