@@ -17,6 +17,7 @@ from amago.hindsight import FrozenTraj, Relabeler
 from amago.loading import OfflineDataset, RLData_pad_collate
 from amago.loading.batches import BatchLoader
 from amago.loading.offline import episodes_from_arrays, episodes_from_file, episodes_from_minari
+from amago.loading.offline.sources import actions_and_names
 
 LENGTHS = [3, 1, 4]
 DISCRETE = gym.spaces.Discrete(3)
@@ -222,6 +223,20 @@ def test_hdf5_and_npz_files_hold_what_arrays_do(tmp_path: Path):
     write_hdf5(tmp_path / "data.hdf5", rows())
     for name in ("data.npz", "data.hdf5"):
         assert_same(episodes_from_file(tmp_path / name, DISCRETE), iter(split(rows())))
+
+
+def test_links_that_lead_nowhere_and_later_groups_do_not_matter_to_what_the_actions_are(tmp_path: Path):
+    path = tmp_path / "data.h5"
+    with h5py.File(path, "w") as file:
+        file["a_link"] = h5py.SoftLink("/nowhere")
+        file["another"] = h5py.ExternalLink("missing.h5", "/data")
+        for number in range(3):
+            file[f"episode_{number}/actions"] = np.zeros((5, 2 + number), np.float32)
+        file["z_link"] = h5py.SoftLink("/nowhere")
+    assert actions_and_names(path) == ((2,), np.dtype(np.float32), [])
+    with h5py.File(path, "a") as file:
+        file["actions"] = np.zeros(7, np.int64)
+    assert actions_and_names(path) == ((), np.dtype(np.int64), [])
 
 
 def test_dict_observations_are_members_with_a_slash_or_groups(tmp_path: Path):

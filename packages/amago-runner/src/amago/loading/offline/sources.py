@@ -82,8 +82,10 @@ def actions_and_names(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], list[
         with np.load(path, allow_pickle=False) as archive:
             return _actions_and_names(archive, archive)
     with import_h5py().File(path, "r") as file:
-        groups = [file[name] for name in file if isinstance(file[name], Mapping)]
-        return _actions_and_names(file, groups[0] if groups and "actions" not in file else file)
+        if "actions" in file:
+            return _actions_and_names(file, file)
+        members = (file.get(name) for name in file)  # None for a link that leads nowhere
+        return _actions_and_names(file, next((m for m in members if isinstance(m, Mapping)), file))
 
 
 def _actions_and_names(
