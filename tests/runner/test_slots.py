@@ -147,8 +147,8 @@ def test_without_room_for_shared_memory_batches_come_all_the_same_and_it_is_told
         monkeypatch.setattr("amago.loading.batches.ReceivedSlots", lambda state: None)
         monkeypatch.setattr("amago.loading.batches._Batches.start_worker", lambda self, worker, workers: None)
     with monkeypatch.context() as small:
-        # Workers are forked with the next batch; the state of the slots has its place before.
-        small.setattr(torch.UntypedStorage, "_new_shared", SmallSharedMemory(buffers + uses_slots))
+        # Workers are forked with the next batch.
+        small.setattr(torch.UntypedStorage, "_new_shared", SmallSharedMemory(buffers))
         with pytest.warns(
             AmagoWarning, match=r"too little shared memory .*2 workers .* up to \d+ MiB"
         ) as told:
