@@ -43,7 +43,7 @@ WAITS_FOR_FILES = (0.0, 0.01, 0.1, 1.0)
 
 MOST_STRAYS = 16
 """Files of one kind that a process may put aside for not going with the others, more of them being no accident;
-divided among loader workers, each of which may put aside one at least."""
+divided among loader workers, each of which may put aside one at least. Workers that start anew count anew."""
 
 REMEDY = (
     "If the environment has changed, start with another dset_name; to go on with this buffer, move the files of "
