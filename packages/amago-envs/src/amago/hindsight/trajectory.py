@@ -50,6 +50,16 @@ class FrozenTraj:
             setattr(self, name, _as_dtype(name, getattr(self, name), dtype))
         self.validate()
 
+    @classmethod
+    def unchecked(
+        cls, *, obs: dict[str, Array], rl2s: Array, time_idxs: Array, rews: Array, dones: Array, actions: Array
+    ) -> "FrozenTraj":
+        """One of arrays that are known to fit: checking them takes longer than cutting a short piece out."""
+        frozen = cls.__new__(cls)
+        frozen.obs, frozen.rl2s, frozen.time_idxs = obs, rl2s, time_idxs
+        frozen.rews, frozen.dones, frozen.actions = rews, dones, actions
+        return frozen
+
     def __len__(self) -> int:
         """T, the number of transitions."""
         return int(self.rews.shape[0])

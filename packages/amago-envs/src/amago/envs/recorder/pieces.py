@@ -179,7 +179,7 @@ class UnfinishedPieces:
         rl2s = np.empty((now + 1 - start, self._first_rl2s.shape[1]), np.float32)
         rl2s[0] = self._first_rl2s[row]
         rl2s[1:] = self._rewards_actions[start:now, row]
-        return FrozenTraj(
+        return FrozenTraj.unchecked(
             obs=obs,
             rl2s=rl2s,
             time_idxs=time_idxs[:, None],
