@@ -137,7 +137,9 @@ def test_a_full_ring_attends_to_the_last_steps_of_every_row(backend):
 
 
 @pytest.mark.parametrize("filler", [math.nan, math.inf])
-@pytest.mark.parametrize("options", [{}, {"window": 1, "sink": 1}, {"mask_mod": same_parity}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 1, "sink": 1}, {"mask_mod": same_parity}], ids=["plain", "window", "mask_mod"]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_not_finite_in_slots_of_an_episode_before_stays_there(backend, options, filler):
     """The rows are new, in the middle of the ring, and beyond it; what their episodes hold is not touched."""
