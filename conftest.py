@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ import pytest
 ALLOWED_SKIPS = Path(__file__).parent / "tests" / "allowed_skips.txt"
 for _variable, _folder in {"AMAGO_KERNELS_CACHE": "amago-kernels", "TRITON_CACHE_DIR": "triton"}.items():
     os.environ.setdefault(_variable, str(Path(__file__).parent / "build" / "home" / _folder))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As shells have it for what they start in the background; tests press Ctrl-C in themselves and their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW_TEST_SECONDS = 1200  # a training test may take its ten minutes on a machine half as fast
 
 
