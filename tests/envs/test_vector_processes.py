@@ -22,7 +22,7 @@ import pytest
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.envs.vector import EnvWorkerError, make_vector_env
-from amago.envs.vector.processes import has_ended, kill_with_children
+from amago.envs.vector.processes import has_ended, interrupts_waiting, kill_with_children
 
 METHODS = ["fork", "spawn"]
 
@@ -125,6 +125,8 @@ def leader(request):
     assert not is_held_open(reading, 5.0)
     os.close(reading)
     process.join()
+    # One that a test has waited for by itself would count as running for good.
+    multiprocessing.process._children.discard(process)
 
 
 def test_whether_a_process_has_ended_is_told_everywhere(leader, system):
@@ -155,6 +157,29 @@ def test_a_group_whose_number_may_be_that_of_another_process_by_now_is_left_alon
     kill_with_children(process)
     is_unsure = system == "macOS" and child == "started"
     assert is_held_open(reading, 0.5) == (waited_for or is_unsure)
+
+
+def test_an_interrupt_that_another_thread_receives_waits_as_well():
+    """The system hands a signal to any thread that does not block it."""
+    released = threading.Event()
+    other = threading.Thread(target=released.wait, daemon=True)
+    other.start()
+    reached = []
+
+    def be_interrupted() -> None:
+        with interrupts_waiting(multiprocessing.get_context("fork")):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.05)
+            reached.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            be_interrupted()
+    finally:
+        released.set()
+        other.join()
+    assert reached
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_vector_environments_close_everywhere(system):

@@ -52,7 +52,14 @@ class FrozenTraj:
 
     @classmethod
     def unchecked(
-        cls, *, obs: dict[str, Array], rl2s: Array, time_idxs: Array, rews: Array, dones: Array, actions: Array
+        cls,
+        *,
+        obs: dict[str, Array],
+        rl2s: Array,
+        time_idxs: Array,
+        rews: Array,
+        dones: Array,
+        actions: Array,
     ) -> "FrozenTraj":
         """One of arrays that are known to fit: checking them takes longer than cutting a short piece out."""
         frozen = cls.__new__(cls)

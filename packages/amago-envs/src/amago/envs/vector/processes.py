@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from types import FrameType
 
 from amago.envs.vector.worker import BEING_CLOSED, CLOSE, WorkerFailure, WorkerSetup
 
@@ -40,7 +42,8 @@ def interrupts_waiting(context: BaseContext) -> Iterator[None]:
     """Lets Ctrl-C wait until a worker was started and noted.
 
     An interrupt that meets what Python runs around a fork is lost, and a process that begins with interrupts
-    blocked can learn to ignore them before it could die of one with a traceback.
+    blocked can learn to ignore them before it could die of one with a traceback. Blocking them in this thread is
+    not enough: where there are others, the system hands the signal to one of those, and Python calls the handler.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -49,10 +52,19 @@ def interrupts_waiting(context: BaseContext) -> Iterator[None]:
         # Starting a process starts this one if it does not run yet, and then lets interrupts through again.
         resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    handle = signal.getsignal(signal.SIGINT)
+    is_ours = callable(handle) and threading.current_thread() is threading.main_thread()
+    noted: list[tuple[int, FrameType | None]] = []
     try:
+        if is_ours:
+            signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
         yield
     finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, handle)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if noted and callable(handle):
+            handle(*noted[0])
 
 
 def end_workers(
