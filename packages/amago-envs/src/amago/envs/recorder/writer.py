@@ -1,4 +1,4 @@
-"""Writes trajectory files: small ones in batches by the caller, the rest by a thread that never lets it wait.
+"""Writes trajectory files: small ones in batches by the caller, the rest by a thread beside it.
 
 While the disk is quick, a thread costs a rollout more than it saves. Each of its system calls passes the
 interpreter lock to and fro, and the rollout waits for it; and files written one after the other take half of the
@@ -25,8 +25,8 @@ MAX_PENDING_BYTES = 256 * 2**20
 GATHER_SECONDS = 0.02
 THREAD_SECONDS = 0.1
 # A batch lasts no longer than that, and larger files are left to the thread. So are all after a write that was not
-# quick, until so many times its own duration have passed: waiting for a slow disk can cost the caller a hundredth
-# of its time and no more.
+# quick, until so many times its own duration have passed: slow writes take a hundredth of the caller's time, though
+# one that hangs holds it up until it is over.
 BATCH_SECONDS = 0.02
 MAX_BATCHED_BYTES = 2**16
 QUICK_SECONDS = 0.0003
