@@ -25,8 +25,8 @@ MAX_PENDING_BYTES = 256 * 2**20
 GATHER_SECONDS = 0.02
 THREAD_SECONDS = 0.1
 # A batch lasts no longer than that, and larger files are left to the thread. So are all after a write that was not
-# quick, until so many times its own duration have passed: slow writes take a hundredth of the caller's time, though
-# one that hangs holds it up until it is over.
+# quick, until so many times its own duration have passed: slow writes take a hundredth of the caller's time. One
+# that hangs holds the caller up until it is over.
 BATCH_SECONDS = 0.02
 MAX_BATCHED_BYTES = 2**16
 QUICK_SECONDS = 0.0003
