@@ -14,7 +14,8 @@ environment stepped on one core beside it.
 Shares are parts of the wall time: `environments` is what the bare environments would take (with worker processes
 the whole wait for them), `stepping` what our vector environment adds, `policy` the agent, `recording` the copies
 of each step and the wait for the last file, `writing` the files written between steps, `rest` what remains.
-What a thread writes beside all of that, where the disk is slow, is not counted.
+What a thread writes beside all of that, where the disk is slow, is not counted; `us_per_file` is what the disk
+took for a small file afterwards.
 
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
@@ -28,6 +29,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -67,6 +69,7 @@ SHOWN = (
     "recording",
     "writing",
     "rest",
+    "us_per_file",
 )
 
 
@@ -150,6 +153,16 @@ class Collection:
         self.envs.close()
 
 
+def us_per_new_file(folder: Path) -> float:
+    """What the disk takes to write a small file, as a median."""
+    content, seconds = bytes(3000), []
+    for i in range(300):
+        start = time.perf_counter()
+        (folder / str(i)).write_bytes(content)
+        seconds.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(seconds)
+
+
 def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
     """Everything that a row of the results says; trajectories are left in `folder`."""
     bare = bare_rate(row, min(1.0, seconds))
@@ -183,6 +196,7 @@ def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
         "times_reference": "" if row.reference is None else f"{rate / row.reference:.1f}",
         "bare_steps_per_s": f"{bare:.0f}",
         "files_per_s": f"{(collection.recorder.saved_files - files) / passed:.0f}",
+        "us_per_file": f"{us_per_new_file(Path(tempfile.mkdtemp(dir=folder))):.0f}",
         "threads": str(torch.get_num_threads()),
     } | {name: f"{part:.3f}" for name, part in shares.items()}
 
@@ -257,8 +271,8 @@ def main() -> None:
             watch_memory(row, arguments.memory)
         return
     print(" | ".join(SHOWN))
-    # Files are deleted at the very end: ext4 takes 0.3 to 0.9 ms for a new one, in place of 0.1, for minutes after
-    # many deletions, also those of programs that ran before (measured here with files of 4 KiB).
+    # Files are deleted at the very end: for five minutes after deletions, ext4 without a journal passes over what
+    # was there one by one to find room for a new file. `us_per_file` tells of programs that ran before.
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder or ROOT / "build", prefix="rollout-") as folder:
         for row in rows_of(arguments):

@@ -16,6 +16,7 @@ import pytest
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpsilonGreedy
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import EnvWorkerError, PartedVectorEnv, VectorStep, make_vector_env
+from amago.envs.vector.watching import Watch
 from amago.hindsight import load_trajectory, parse_filename
 
 ROWS = 5
@@ -273,8 +274,7 @@ class InterruptedConnection:
 def test_an_interrupt_while_a_part_is_waited_for_closes_the_environments(asked):
     env = failing_env(0, None)
     env.reset()
-    conn = env._conns[0]
-    env._conns[0] = InterruptedConnection(conn)
+    env._answers[0] = Watch(InterruptedConnection(env._conns[0]), awake=False)
     with pytest.raises(KeyboardInterrupt):
         use_in_flight(env, 0, asked)
     with pytest.raises(RuntimeError, match="closed"):

@@ -18,6 +18,7 @@ import pytest
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.envs.vector import EnvWorkerError, make_vector_env
+from amago.envs.vector.watching import Watch
 
 ACTIONS = np.array([[0], [1], [0], [1]])
 
@@ -363,6 +364,7 @@ def test_a_step_is_one_round_trip_that_carries_no_observation():
     sent: list[bytes] = []
     received: list[bytes] = []
     env._conns[:] = [CountingConnection(conn, sent, received) for conn in env._conns]
+    env._answers[:] = [Watch(conn, awake=False) for conn in env._conns]
     env.step(np.zeros((4, 1), np.int64))
     assert_one_small_round_trip(sent, received)
     env.close()

@@ -23,12 +23,12 @@ from amago.nets.traj_encoders.hidden_rows import (
 )
 
 # Both ways are tried in turn, so that what else the machine does meanwhile falls on both.
-ROUNDS, WARM_UP, MEASURED = 3, 8, 32  # steps that are not looked at, and that are, of each way in each round
+ROUNDS, WARM_UP, MEASURED = 8, 8, 32  # steps that are not looked at, and that are, of each way in each round
 CLEARLY = 0.95  # the other way must take less than this part of the time
 
 
 class Choice:
-    """Whether steps are double-buffered: as told, or after trying both ways for 120 steps each.
+    """Whether steps are double-buffered: as told, or after trying both ways for 320 steps each.
 
     Args:
         wanted: True or False; None finds out.

@@ -18,7 +18,7 @@ import gin
 from amago.agent import Batch
 from amago.distributed.accelerate import Processes, make_accelerator
 from amago.envs.metrics import EpisodeStats
-from amago.envs.vector.factory import available_cores
+from amago.envs.vector.processes import available_cores
 from amago.experiment.checkpoint import CheckpointFolder
 from amago.experiment.evaluating import EvaluatedExperiment
 from amago.experiment.interrupts import interrupts_held_off

@@ -35,7 +35,7 @@ class Rollout:
         recorder: receives every step, to write trajectories.
         stats: receives the episodes that finish; replace the attribute to start another count.
         double_buffer: act for one half of the actors while the environments of the other step, where these run in
-            two or more worker processes; nothing changes elsewhere. None tries both ways, 120 steps each, and
+            two or more worker processes; nothing changes elsewhere. None tries both ways, 320 steps each, and
             keeps the quicker one; then what the agent draws depends on how long things take.
     """
 

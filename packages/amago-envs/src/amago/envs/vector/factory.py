@@ -2,14 +2,13 @@
 
 import itertools
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from amago.envs.registry import did_you_mean
 from amago.envs.vector.async_env import AsyncVectorEnv
 from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv
-from amago.envs.vector.processes import default_context
+from amago.envs.vector.processes import available_cores, default_context
 from amago.envs.vector.sync import SyncVectorEnv
 from amago.envs.vector.types import VectorEnv
 
@@ -94,10 +93,3 @@ def _spread(make_envs: Sequence[MakeEnv], envs_per_worker: int | None) -> list[S
         return [make_envs[i : i + envs_per_worker] for i in range(0, total, envs_per_worker)]
     bounds = [total * i // workers for i in range(workers + 1)]
     return [make_envs[start:stop] for start, stop in itertools.pairwise(bounds)]
-
-
-def available_cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -168,3 +168,10 @@ def default_context(name: str | None) -> BaseContext:
     if name not in methods:
         raise ValueError(f"mp_context must be one of {', '.join(methods)}, got {name!r}")
     return multiprocessing.get_context(name)
+
+
+def available_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -27,6 +27,7 @@ from amago.envs.vector.configuration import SentBinding, bind_received
 from amago.envs.vector.group import EnvGroup
 from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv
 from amago.envs.vector.hanging import answer_with_stack
+from amago.envs.vector.watching import Watch
 from amago.hindsight.timestep import Array
 
 STEP, RESET, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = b"s", b"r", b"v", b"g", b"l", b"c"
@@ -43,6 +44,7 @@ class WorkerSetup:
         first_index: number of the first of them among all environments.
         exploration: wrapped around each of them.
         trace: where the worker writes what it is doing when it is asked because it does not answer.
+        awake: whether to stay awake between commands that come in quick succession.
         gin_bindings: bound first, in processes that do not inherit the bindings of the main process.
     """
 
@@ -50,6 +52,7 @@ class WorkerSetup:
     first_index: int
     exploration: ExplorationSetup
     trace: Connection
+    awake: bool
     gin_bindings: Sequence[SentBinding] = ()
 
 
@@ -154,7 +157,8 @@ class _Worker:
         self.conn.send_bytes(pickle.dumps(self.group.spec))
         arrays = self._map(pickle.loads(self.conn.recv_bytes()))
         self.group.attach(arrays)
-        while (message := self.conn.recv_bytes())[:1] != CLOSE:
+        commands = Watch(self.conn, awake=setup.awake)
+        while (message := commands.receive())[:1] != CLOSE:
             self.conn.send_bytes(self._answer(arrays, message))
         self.doing = BEING_CLOSED
         self.group.close()

@@ -24,6 +24,7 @@ from amago.envs.vector.group_spec import ExplorationSetup, GroupSpec, MakeEnv, c
 from amago.envs.vector.hanging import last_stack, limit_waiting, stack_of
 from amago.envs.vector.processes import (
     CLOSE_SECONDS,
+    available_cores,
     cannot_be_sent,
     end_workers,
     has_ended,
@@ -31,6 +32,7 @@ from amago.envs.vector.processes import (
     kill_with_children,
 )
 from amago.envs.vector.types import EnvWorkerError
+from amago.envs.vector.watching import Watch
 from amago.envs.vector.worker import SharedRows, WorkerFailure, WorkerSetup, worker_main
 
 
@@ -65,7 +67,10 @@ class WorkerProcesses(BufferedVectorEnv):
         self._envs_per_group = [len(group) for group in groups]
         gin_bindings = [] if context.get_start_method() == "fork" else bindings_for_workers()
         self._has_exploration = exploration.wrapper_type is not None
+        # With more processes than cores, one that stays awake would keep another from its step.
+        self._awake = 1 < available_cores() >= len(groups)
         self._conns: list[Connection] = []
+        self._answers: list[Watch] = []
         self._traces: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._closed = False
@@ -84,6 +89,7 @@ class WorkerProcesses(BufferedVectorEnv):
                     first_index=first_index,
                     exploration=exploration,
                     trace=workers_trace,
+                    awake=self._awake,
                     gin_bindings=gin_bindings,
                 )
                 try:
@@ -109,6 +115,7 @@ class WorkerProcesses(BufferedVectorEnv):
             daemon=True,
         )
         self._conns.append(ours)
+        self._answers.append(Watch(ours, awake=self._awake))
         limit_waiting(ours, self._env_timeout)
         try:
             with interrupts_waiting(context):
@@ -163,7 +170,7 @@ class WorkerProcesses(BufferedVectorEnv):
     def _receive(self, worker: int) -> Any:
         """The answer of a worker, None if it is empty; closes all and raises EnvWorkerError if it failed."""
         try:
-            message = self._conns[worker].recv_bytes()
+            message = self._answers[worker].receive()
         except BlockingIOError:
             raise self._hangs(worker) from None
         except (EOFError, OSError):
