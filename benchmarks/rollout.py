@@ -1,6 +1,7 @@
 """Steps per second of data collection, trajectories written to disk included, and where the time goes.
 
     .venv/bin/python -m benchmarks.rollout
+    .venv/bin/python -m benchmarks.rollout --rounds 5
     .venv/bin/python -m benchmarks.rollout --scaling
     .venv/bin/python -m benchmarks.rollout --overlap
     .venv/bin/python -m benchmarks.rollout --only "lake GRU" --no-save
@@ -20,7 +21,7 @@ took for a small file afterwards.
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
 `--memory STEPS` collects that many and prints the resident memory on the way. Rows go to
-benchmarks/results/rollout.csv.
+benchmarks/results/rollout.csv at the end.
 """
 
 from __future__ import annotations
@@ -239,6 +240,13 @@ def in_a_process_of_its_own(row: Row, seconds: float, folder: str) -> dict[str, 
     return result
 
 
+def median_of(results: list[dict[str, str]]) -> dict[str, str]:
+    """The run in the middle by its rate, and the rates of all of them; the slower one of two in the middle."""
+    ordered = sorted(results, key=lambda result: float(result["steps_per_s"]))
+    rates = " ".join(result["steps_per_s"] for result in ordered)
+    return ordered[(len(ordered) - 1) // 2] | {"rates_of_all_runs": rates}
+
+
 def rows_of(arguments: argparse.Namespace) -> Iterator[Row]:
     """The rows that the arguments ask for."""
     for row in SCALING if arguments.scaling else OVERLAP if arguments.overlap else ROWS:
@@ -252,6 +260,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a row")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        help="measure every row so often, in turns; the results get the median",
+    )
     parser.add_argument("--scaling", action="store_true", help="numbers of actors, observations and windows")
     parser.add_argument(
         "--overlap", action="store_true", help="double buffering: never, always, and where it was quicker"
@@ -271,15 +285,17 @@ def main() -> None:
             watch_memory(row, arguments.memory)
         return
     print(" | ".join(SHOWN))
+    runs: dict[Row, list[dict[str, str]]] = {row: [] for row in rows_of(arguments)}
     # Files are deleted at the very end: for five minutes after deletions, ext4 without a journal passes over what
     # was there one by one to find room for a new file. `us_per_file` tells of programs that ran before.
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder or ROOT / "build", prefix="rollout-") as folder:
-        for row in rows_of(arguments):
-            result = in_a_process_of_its_own(row, arguments.seconds, folder)
-            print(" | ".join(result[key] for key in SHOWN), flush=True)
-            if not arguments.no_save:
-                append(RESULTS, result | describe())
+        for row in list(runs) * arguments.rounds:
+            runs[row].append(in_a_process_of_its_own(row, arguments.seconds, folder))
+            print(" | ".join(runs[row][-1][key] for key in SHOWN), flush=True)
+    if not arguments.no_save:
+        for results in runs.values():
+            append(RESULTS, median_of(results) | describe())
 
 
 if __name__ == "__main__":
