@@ -137,7 +137,7 @@ class Collection:
         self.timer.time(agent, "get_actions", "policy")
         for method in ("add", "flush"):
             self.timer.time(self.recorder, method, "recording")
-        self.timer.time(writer, "save_trajectory", "writing")
+        self.timer.time(writer, "write_trajectory", "writing")
 
     def run_for(self, seconds: float) -> tuple[int, float]:
         """Vector steps, and the seconds until their files were written."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from amago.hindsight.storage import remove_unfinished, save_trajectory
+from amago.hindsight.storage import remove_unfinished, write_trajectory
 from amago.hindsight.trajectory import FrozenTraj
 
 MAX_PENDING = 1024
@@ -64,6 +64,7 @@ class TrajectoryWriter:
         folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder)
         self.folder = folder
+        self._folder_name = str(folder)
         self.files_written = 0
         self._save_as = save_as
         self._on_written = on_written
@@ -228,9 +229,11 @@ class TrajectoryWriter:
         """Writes the first of the queue, which was taken, and removes it; if it cannot, notes why."""
         failure, written = None, False
         try:
-            path = save_trajectory(head.trajectory, self.folder / head.name, self._save_as, head.env_name)
+            path = write_trajectory(
+                head.trajectory, self._folder_name, head.name, self._save_as, head.env_name
+            )
             if self._on_written is not None:
-                self._on_written(path)
+                self._on_written(Path(path))
             written = True
         except Exception as error:
             failure = error
