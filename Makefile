@@ -79,9 +79,9 @@ format: setup  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: setup  ## mypy, strict, on the five packages and the scripts
+types: setup  ## mypy, strict, on the five packages, the scripts and the benchmarks
 	$(BIN)/mypy $(SOURCES)
-	$(BIN)/mypy scripts conftest.py
+	$(BIN)/mypy scripts conftest.py benchmarks
 
 contracts: setup  ## which package may import which
 	$(PYTEST) -n 0 tests/install/test_import_contracts.py

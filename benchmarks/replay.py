@@ -28,8 +28,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from amago.hindsight import FrozenTraj, save_trajectory, trajectory_filename
 from amago.kernels.memory import keep_freed_memory
@@ -105,7 +107,7 @@ def trajectory(row: Row, number: int) -> FrozenTraj:
         x = np.linspace(0, 4, 84)
         base = 127 * (1 + np.sin(x[:, None] * rng.uniform(1, 3, 3)))[None] * np.ones((84, 1, 1))
         shift = rng.integers(0, 84, steps + 1)
-        obs = np.stack([np.roll(base, s, axis=1) for s in shift]).astype(np.uint8)
+        obs: npt.NDArray[Any] = np.stack([np.roll(base, s, axis=1) for s in shift]).astype(np.uint8)
     else:
         obs = rng.standard_normal((steps + 1, 32), dtype=wide)
     rl2s = rng.standard_normal((steps + 1, 1 + ACTIONS), dtype=wide)
@@ -160,7 +162,8 @@ def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
     while row.cache and row.page_cache == "warm" and time.perf_counter() - began < seconds / 2:
         for _ in loader.epoch(0):
             pass
-    rates, epoch, spent = [], 0, 0.0
+    rates: list[float] = []
+    epoch, spent = 0, 0.0
     listings = dataset.fifo.listings
     while spent < seconds or len(rates) < 3:
         epoch += 1

@@ -202,7 +202,7 @@ def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
     } | {name: f"{part:.3f}" for name, part in shares.items()}
 
 
-def resident_mib(process: int | str = "self") -> float:
+def resident_mib(process: str = "self") -> float:
     """Resident memory of a process, this one or another (Linux)."""
     status = Path(f"/proc/{process}/status").read_text().splitlines()
     return float(next(line.split()[1] for line in status if line.startswith("VmRSS"))) / 1024
@@ -217,7 +217,7 @@ def watch_memory(row: Row, total_steps: int) -> None:
             # As after every collection of an experiment: the returns of finished episodes are reported and let go.
             collection.rollout.stats = EpisodeStats()
             collection.rollout.run(timesteps=part)
-            workers = [f"{resident_mib(worker.pid):.1f}" for worker in multiprocessing.active_children()]
+            workers = [f"{resident_mib(str(worker.pid)):.1f}" for worker in multiprocessing.active_children()]
             of_workers = f", workers {', '.join(workers)} MiB" if workers else ""
             steps = done * part * row.actors
             print(f"{row.name}: {steps} steps, {resident_mib():.1f} MiB{of_workers}", flush=True)
@@ -241,7 +241,7 @@ def in_a_process_of_its_own(row: Row, seconds: float, folder: str) -> dict[str, 
 
 
 def median_of(results: list[dict[str, str]]) -> dict[str, str]:
-    """The run in the middle by its rate, and the rates of all of them; the slower one of two in the middle."""
+    """The run of median rate, of an even number the slower one of the middle two; and the rates of all."""
     ordered = sorted(results, key=lambda result: float(result["steps_per_s"]))
     rates = " ".join(result["steps_per_s"] for result in ordered)
     return ordered[(len(ordered) - 1) // 2] | {"rates_of_all_runs": rates}
@@ -264,7 +264,7 @@ def main() -> None:
         "--rounds",
         type=int,
         default=1,
-        help="measure every row so often, in turns; the results get the median",
+        help="measure every row this many times, in turns; the median goes to the results",
     )
     parser.add_argument("--scaling", action="store_true", help="numbers of actors, observations and windows")
     parser.add_argument(
@@ -293,9 +293,8 @@ def main() -> None:
         for row in list(runs) * arguments.rounds:
             runs[row].append(in_a_process_of_its_own(row, arguments.seconds, folder))
             print(" | ".join(runs[row][-1][key] for key in SHOWN), flush=True)
-    if not arguments.no_save:
-        for results in runs.values():
-            append(RESULTS, median_of(results) | describe())
+            if len(runs[row]) == arguments.rounds and not arguments.no_save:
+                append(RESULTS, median_of(runs[row]) | describe())
 
 
 if __name__ == "__main__":

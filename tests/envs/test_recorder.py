@@ -521,7 +521,8 @@ def test_a_batched_environment_that_reports_no_final_observation_is_recorded_wit
     )
     recorder = recorders(tmp_path)
     recorder.begin(env.reset(), env.env_names)
-    for _ in range(2):
+    recorder.add(env.step(np.zeros((ROWS, 1), np.int64)))
+    with pytest.warns(UserWarning, match=r"'counting'.*the first one of the next stands in.*final_obs"):
         recorder.add(env.step(np.zeros((ROWS, 1), np.int64)))
     recorder.flush()
     (path,) = tmp_path.iterdir()

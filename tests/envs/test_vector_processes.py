@@ -21,7 +21,7 @@ import pytest
 
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_gym import MetaFrozenLake
-from amago.envs.vector import EnvWorkerError, make_vector_env
+from amago.envs.vector import EnvWorkerError, make_vector_env, processes
 from amago.envs.vector.processes import has_ended, interrupts_waiting, kill_with_children
 
 METHODS = ["fork", "spawn"]
@@ -290,6 +290,17 @@ def test_a_worker_may_hold_environments_with_processes_of_their_own(method):
     assert step.inputs.time_idxs.tolist() == [step.inputs.time_idxs[0]] * 4
     env.close()
     assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("max 100000", None), ("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1)]
+)
+def test_the_limit_of_a_container_counts(limit, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_CPU_QUOTA", tmp_path / "cpu.max")
+    allowed = len(os.sched_getaffinity(0))
+    assert processes.available_cores() == allowed
+    (tmp_path / "cpu.max").write_text(limit + "\n")
+    assert processes.available_cores() == (allowed if cores is None else min(allowed, cores))
 
 
 @pytest.mark.parametrize(

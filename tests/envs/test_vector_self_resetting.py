@@ -108,6 +108,47 @@ def test_a_gymnasium_vector_env_that_nobody_would_reset_is_refused_with_the_reme
         AMAGOEnv(unknown, "lake", batched_envs=2)
 
 
+@pytest.mark.skipif(not HAS_AUTORESET_MODES, reason="gymnasium 0.29 has one way to reset, and no name for it")
+def test_a_gymnasium_vector_env_that_does_not_say_who_resets_it_is_refused_with_the_remedy():
+    silent = gymnasium_lakes(2)
+    silent.metadata = {}
+    with pytest.raises(ValueError, match=r"does not say who resets.*autoreset_mode.*SAME_STEP or NEXT_STEP"):
+        AMAGOEnv(silent, "lake", batched_envs=2)
+    silent.close()
+
+
+def test_a_reset_in_the_same_step_without_the_last_observation_is_an_error():
+    lakes = gymnasium_lakes(2)
+    step = lakes.step
+
+    def keeps_it_to_itself(actions):
+        *results, info = step(actions)
+        return *results, {key: value for key, value in info.items() if "final" not in key}
+
+    lakes.step = keeps_it_to_itself
+    env = AMAGOEnv(lakes, "lake", batched_envs=2)
+    env.reset(seed=0)
+
+    def until_one_ends():
+        for _ in range(500):
+            env.step(np.zeros((2, 1), np.int64))
+
+    with pytest.raises(ValueError, match=r"without telling the last observation.*final_obs"):
+        until_one_ends()
+    env.close()
+
+
+def test_an_info_that_is_a_list_is_refused_with_the_remedy():
+    lakes = gymnasium_lakes(2)
+    step = lakes.step
+    lakes.step = lambda actions: (*step(actions)[:4], [{}, {}])
+    env = AMAGOEnv(lakes, "lake", batched_envs=2)
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match=r"info is a list.*DictInfoToList"):
+        env.step(np.zeros((2, 1), np.int64))
+    env.close()
+
+
 class Clock(gym.Env):
     """Shows (number of the episode, time in it); episodes last 1 to 5 steps, and end in both ways."""
 
@@ -184,6 +225,7 @@ def test_resets_in_the_next_step_give_the_same_episodes_as_resets_in_the_same_st
     assert episodes[0] == episodes[1]
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_row_that_was_only_reset_is_named_and_begins_an_episode():
     kwargs = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP} if HAS_AUTORESET_MODES else {}
     envs = gym.vector.SyncVectorEnv([Clock] * 4, **kwargs)

@@ -205,24 +205,61 @@ def test_actions_that_need_a_kind_are_asked_for_and_an_unknown_kind_is_refused(t
     assert "outside" in refused(source, tmp_path / "out", "--actions", "discrete:1")
 
 
-@pytest.mark.parametrize("key", ["", "/", "a/../b", "/absolute", "with space", "ä"])
-@pytest.mark.parametrize("name", ["arrays.npz", "arrays.h5"])
-def test_observations_under_odd_keys_come_back(tmp_path: Path, make_traj, name: str, key: str):
+NO_PLACE = {
+    "arrays.npz": {""},
+    "arrays.h5": {"", "/", ".", "a/../b", "/absolute", "a//b", "other/x"},
+}
+
+
+@pytest.mark.parametrize("key", [*sorted(NO_PLACE["arrays.h5"]), "a/b", "with space", "ä"])
+@pytest.mark.parametrize("name", sorted(NO_PLACE))
+def test_observations_under_odd_keys_come_back_or_are_refused(tmp_path: Path, make_traj, name: str, key: str):
     traj = make_traj(4)
     traj.obs = {key: traj.obs["observation"], "other": traj.obs["observation"] + 1}
     (tmp_path / "source").mkdir()
     save_trajectory(traj, tmp_path / "source" / "env_00000000_1", "npz", "env")
-    result = run(tmp_path / "source", tmp_path / name)
-    if result.exit_code:  # HDF5 has no name for it
-        assert "cannot be converted" in " ".join(result.output.replace("│", " ").split())
+    if key in NO_PLACE[name]:
+        assert repr(key) in refused(tmp_path / "source", tmp_path / name)
         assert not (tmp_path / name).exists()
         return
+    converted(tmp_path / "source", tmp_path / name)
     converted(tmp_path / name, tmp_path / "back")
     (back,) = (tmp_path / "back").iterdir()
-    found = load_trajectory(back).obs
-    assert len(found) == 2
-    values = {array.tobytes() for array in found.values()}
-    assert values == {array.tobytes() for array in traj.obs.values()}
+    assert_same(load_trajectory(back), traj)
+
+
+def ends_early(traj: FrozenTraj) -> None:
+    traj.dones[1] = True
+
+
+def jumps(traj: FrozenTraj) -> None:
+    traj.time_idxs[2:] += 5
+
+
+def remembers_another_reward(traj: FrozenTraj) -> None:
+    traj.rl2s[2, 0] += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (ends_early, "trajectory 1 is done at transition 1 of 4, before its end"),
+        (jumps, "its time_idxs jump"),
+        (remembers_another_reward, "rl2s that are not the reward and the action before"),
+    ],
+)
+def test_what_arrays_cannot_express_is_not_converted_into_something_else(
+    tmp_path: Path, fill: Fill, make_traj: Callable[..., FrozenTraj], change: Callable, message: str
+):
+    source = tmp_path / "source"
+    source.mkdir()
+    fill(source, 1)
+    traj = make_traj(4)
+    change(traj)
+    save_trajectory(traj, source / "env_99999999_1", "npz", "env")
+    assert message in refused(source, tmp_path / "arrays.npz")
+    assert not (tmp_path / "arrays.npz").exists()
+    converted(source, tmp_path / "as_traj", "--to", "traj")
 
 
 @pytest.mark.parametrize("target", ["/proc/nowhere/target", "/dev/null/target", "file/target.traj"])

@@ -445,6 +445,57 @@ def test_a_store_of_other_data_is_refused(tmp_path: Path):
         OfflineDataset(tmp_path / "one.npz", DISCRETE, store=tmp_path / "mine")
 
 
+def other_rewards() -> dict[str, Any]:
+    return rows(rewards=rows()["rewards"] + 1)
+
+
+def test_a_store_does_not_stand_for_a_file_that_was_changed(tmp_path: Path):
+    source, store = tmp_path / "data.npz", tmp_path / "store"
+    np.savez(source, **rows())
+    OfflineDataset(source, DISCRETE, store=store)
+    size = source.stat().st_size
+    np.savez(source, **other_rewards())
+    assert source.stat().st_size == size
+    with pytest.raises(ValueError, match=r"data\.npz .*other content: remove it"):
+        OfflineDataset(source, DISCRETE, store=store)
+    np.savez(source, **rows())  # a new file of the old content
+    assert len(OfflineDataset(source, DISCRETE, store=store).episodes) == len(LENGTHS)
+
+
+def test_a_store_is_opened_without_reading_a_file_that_has_not_changed(tmp_path: Path, monkeypatch):
+    source, store = tmp_path / "data.npz", tmp_path / "store"
+    np.savez(source, **rows())
+    OfflineDataset(source, DISCRETE, store=store)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the file was read")
+
+    monkeypatch.setattr(np, "load", refuse)
+    assert len(OfflineDataset(source, DISCRETE, store=store).episodes) == len(LENGTHS)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "trajectories"])
+def test_a_store_does_not_stand_for_other_data_in_memory(tmp_path: Path, kind: str):
+    def dataset(arrays: dict[str, Any]) -> OfflineDataset:
+        if kind == "mapping":
+            return OfflineDataset(arrays, DISCRETE, store=tmp_path / "store")
+        return OfflineDataset(split(arrays), store=tmp_path / "store")
+
+    dataset(rows())
+    assert len(dataset(rows()).episodes) == len(LENGTHS)
+    for other in (other_rewards(), rows(lengths=[3, 5])):
+        with pytest.raises(ValueError, match="other content"):
+            dataset(other)
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.5, 2.0])
+def test_an_end_that_is_neither_0_nor_1_is_refused(value: float):
+    terminals = rows()["terminals"].astype(np.float64)
+    terminals[1] = value
+    with pytest.raises(ValueError, match=r"terminals\[1\] is .*it needs 0 or 1"):
+        split(rows(terminals=terminals))
+
+
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path):
     arrays = rows(actions=np.array([0, 1, 2, 0, 1, 2, 0, 9]))
     with pytest.raises(ValueError, match="do not fit the action space"):

@@ -190,6 +190,35 @@ def test_weights_that_are_none_are_refused(tmp_path, fill, weights) -> None:
         dataset[0]
 
 
+@pytest.mark.parametrize(
+    "weights", [[1e308, 0.0, 1e308], [5e-324, 0.0, 5e-324], [1e-300, 0.0, 1e-300]], ids=str
+)
+def test_only_the_ratios_of_weights_count(tmp_path, fill, weights) -> None:
+    class Extreme(DiskTrajDataset):
+        def sampling_weights(self, files: Sequence[TrajFile]) -> list[float]:
+            return weights
+
+    dataset = Extreme(tmp_path, "dset", 100)
+    dataset.configure(10, 4, "none", True)
+    fill(dataset.fifo.path, 3, transitions=[10, 20, 30])
+    lengths = [len(dataset.sample_random_trajectory().rews) for _ in range(200)]
+    assert set(lengths) == {10, 30}
+    assert 60 < lengths.count(10) < 140  # 100 with a standard deviation of 7
+
+
+@pytest.mark.parametrize("weights", [["a", "b"], {"a": 1.0}], ids=str)
+def test_weights_that_are_no_numbers_are_refused(tmp_path, fill, weights) -> None:
+    class Wrong(DiskTrajDataset):
+        def sampling_weights(self, files: Sequence[TrajFile]) -> list[float]:
+            return weights
+
+    dataset = Wrong(tmp_path, "dset", 100)
+    dataset.configure(10, 4, "none", True)
+    fill(dataset.fifo.path, 2)
+    with pytest.raises(TypeError, match="sampling_weights must give numbers"):
+        dataset[0]
+
+
 def test_relabelling_sees_whole_pieces_in_batches_too(make_dataset, fill) -> None:
     seen: list[int] = []
 

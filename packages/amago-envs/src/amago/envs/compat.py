@@ -5,6 +5,9 @@ from typing import Any
 
 import gymnasium as gym
 
+# Of vector environments; before 1.1 there is no choice.
+HAS_AUTORESET_MODES = hasattr(gym.vector, "AutoresetMode")
+
 
 def check_gymnasium_version(version: str) -> None:
     """Raises ImportError, with the remedy, unless environments of this gymnasium release can be stepped.

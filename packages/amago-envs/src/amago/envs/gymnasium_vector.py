@@ -6,10 +6,10 @@ beside those of one, and from gymnasium 1.0 on is no `Env`.
 When a row's episode ends, the vector environment says in `metadata["autoreset_mode"]` who begins the next one:
 
 - SAME_STEP (and releases before 1.0, which have no choice): the same step, which returns the new episode's first
-  observation and reports the last one of the old episode in `info`.
+  observation and reports the last one of the old episode in `info`. One that reports none is an error.
 - NEXT_STEP: the step after it, which ignores the action of that row. It is no transition of any episode; the
   adapter marks it in `reset_rows`, and recording, statistics and the policy's memory pass over it.
-- DISABLED: the caller. Nobody would, so it is refused, as is any mode that is not known.
+- DISABLED: the caller. Nobody would, so it is refused, as is any mode that is not known, and one that is not told.
 """
 
 from typing import Any
@@ -18,6 +18,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
+
+from amago.envs.compat import HAS_AUTORESET_MODES
 
 
 class VectorEnvAdapter(gym.Env[Any, Any]):
@@ -31,7 +33,8 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
         reset_rows: (N,) bool, rows that the last step only reset; None if that never happens.
 
     Raises:
-        ValueError: if the number of rows differs or is 1, or the environment does not reset its rows itself.
+        ValueError: if the number of rows differs or is 1, or the environment does not reset its rows itself, or
+            does not say when; from `step`, if it resets a row and does not report its last observation.
     """
 
     def __init__(self, vector_env: Any, batched_envs: int) -> None:
@@ -45,6 +48,11 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
                 "a vector environment of num_envs=1 is not batched: pass the environment inside it"
             )
         mode = (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode")
+        if mode is None and HAS_AUTORESET_MODES:
+            raise ValueError(
+                "the vector environment does not say who resets its rows: set its metadata['autoreset_mode'] to "
+                "what it does, gymnasium.vector.AutoresetMode.SAME_STEP or NEXT_STEP"
+            )
         mode_name = "SAME_STEP" if mode is None else str(getattr(mode, "name", mode))
         if mode_name not in ("SAME_STEP", "NEXT_STEP"):
             raise ValueError(
@@ -73,9 +81,16 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every row."""
         obs, reward, terminated, truncated, info = self.vector_env.step(action)
+        if not isinstance(info, dict):
+            raise TypeError(
+                f"the vector environment's info is a {type(info).__name__}, must be a dict: take wrappers such "
+                "as DictInfoToList off"
+            )
         if self._resets_in_next_step:
             self.reset_rows = self._finished
             self._finished = np.logical_or(terminated, truncated)
+        elif "final_obs" not in info and "final_observation" not in info:
+            _check_none_ended(terminated, truncated)
         return obs, reward, terminated, truncated, info
 
     def render(self) -> Any:
@@ -88,3 +103,11 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
 def adapt_vector_env(env: Any, batched_envs: int) -> Any:
     """`env` itself, or the adapter around it if it is a gymnasium VectorEnv."""
     return VectorEnvAdapter(env, batched_envs) if isinstance(env, VectorEnv) else env
+
+
+def _check_none_ended(terminated: Any, truncated: Any) -> None:
+    if np.logical_or(terminated, truncated).any():
+        raise ValueError(
+            "an episode ended, and the vector environment reset the row in the same step without telling the last "
+            "observation: have it set info['final_obs'], as gymnasium's own do, or reset in the next step"
+        )

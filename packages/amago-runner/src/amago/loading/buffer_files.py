@@ -153,12 +153,16 @@ class BufferFiles:
 
 
 def _sums(weights: ArrayLike, count: int) -> NDArray[np.float64]:
-    array = np.asarray(weights, dtype=np.float64)
+    try:
+        array = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"sampling_weights must give numbers, one per file, not {weights!r}") from error
     if array.shape != (count,):
         raise ValueError(
             f"sampling_weights must give {count} weights, one per file, not the shape {array.shape}"
         )
     if not (np.isfinite(array).all() and (array >= 0).all() and array.any()):
         raise ValueError("sampling_weights must be finite, at least 0, and not all 0")
-    sums: NDArray[np.float64] = np.cumsum(array)
+    # The largest as 1: sums of huge weights would be infinite, and those of tiny ones too coarse to draw from.
+    sums: NDArray[np.float64] = np.cumsum(array / array.max())
     return sums

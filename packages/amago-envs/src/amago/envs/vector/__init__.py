@@ -4,7 +4,7 @@
 - `buffers`: the arrays that everything is written into, shared or not
 - `group`: steps a few environments and writes their rows
 - `self_resetting`: what is special about environments that reset themselves
-- `hanging`: workers that do not answer
+- `watching`: waiting for messages that come in quick succession; `hanging`: workers that do not answer
 - `base`, `sync`, `async_env`: the vector environments
 - `workers`, `worker`, `processes`: the worker processes, seen from outside and from inside
 - `factory`: chooses between them

@@ -5,6 +5,7 @@ in each worker process (async). That is why all of them give the same numbers.
 """
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,7 @@ class _Member:
     truncated: Array = field(default_factory=lambda: np.empty(0))
     time_idxs: Array = field(default_factory=lambda: np.empty(0))
     only_reset: Array = field(default_factory=lambda: np.empty(0))
+    warned: bool = False  # that last observations are missing
 
 
 class EnvGroup:
@@ -256,6 +258,13 @@ class EnvGroup:
         if final is not None:
             for key, array in final.items():
                 self._arrays.final_obs[key][member.start + rows] = array
+        elif rows.size and member.amago_env.reset_rows is None and not member.warned:
+            member.warned = True
+            warnings.warn(
+                f"environment {member.name!r} resets its rows itself and does not report the last observation of "
+                "an episode, so the first one of the next stands in for it: put it into info['final_obs']",
+                stacklevel=2,
+            )
         member.info = {}
 
     def render(self) -> None:

@@ -1,6 +1,7 @@
 """Worker processes from outside: how they start, why one cannot, and how all of them end."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import pickle
@@ -13,10 +14,14 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 
 from amago.envs.vector.worker import BEING_CLOSED, CLOSE, WorkerFailure, WorkerSetup
 
+_CPU_QUOTA = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # of the container that this process is in: microseconds, of so many
 CLOSE_SECONDS = 5.0  # for environments to close by themselves
 TERMINATE_SECONDS = 1.0
 
@@ -171,7 +176,9 @@ def default_context(name: str | None) -> BaseContext:
 
 
 def available_cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Processor cores that this process may use, rounded up where a container gives parts of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such limit: "max", or another system
+        quota, period = map(int, _CPU_QUOTA.read_text().split())
+        cores = min(cores, max(1, math.ceil(quota / period)))
+    return cores

@@ -23,7 +23,7 @@ class Watch:
 
     Args:
         conn: where the messages come from.
-        awake: False always waits asleep, for where processes outnumber processor cores.
+        awake: False always waits asleep, for where there are more workers than processor cores.
         clock: seconds.
     """
 

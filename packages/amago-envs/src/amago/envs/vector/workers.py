@@ -67,7 +67,7 @@ class WorkerProcesses(BufferedVectorEnv):
         self._envs_per_group = [len(group) for group in groups]
         gin_bindings = [] if context.get_start_method() == "fork" else bindings_for_workers()
         self._has_exploration = exploration.wrapper_type is not None
-        # With more processes than cores, one that stays awake would keep another from its step.
+        # With more workers than cores, one that stays awake would keep another from its step.
         self._awake = 1 < available_cores() >= len(groups)
         self._conns: list[Connection] = []
         self._answers: list[Watch] = []

@@ -59,12 +59,13 @@ def _already_represented(actions: Array) -> npt.NDArray[np.float32]:
     if actions.dtype.kind != "f" or actions.ndim != 2:
         raise ValueError(
             f"actions have dtype {actions.dtype} and shape {actions.shape}, so they are as an environment takes "
-            "them: give its action_space, for example gymnasium.spaces.Discrete(4)"
+            "them: give its action_space, for example gymnasium.spaces.Discrete(4) (amago-run convert: --actions "
+            "discrete:4)"
         )
     if (np.abs(actions) > 1.0).any():
         raise ValueError(
             f"actions reach from {actions.min():g} to {actions.max():g}, beyond [-1, 1]: give the environment's "
-            "action_space, by whose bounds they are scaled"
+            "action_space, by whose bounds they are scaled (amago-run convert: --actions box:LOW:HIGH)"
         )
     return actions.astype(np.float32)
 

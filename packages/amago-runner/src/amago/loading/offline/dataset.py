@@ -13,12 +13,13 @@ import numpy as np
 from amago.hindsight import FrozenTraj, Relabeler
 from amago.loading.dataset import RLDataset
 from amago.loading.offline.episodes import episodes_from_arrays
-from amago.loading.offline.sources import episodes_from_file, episodes_from_minari, load_minari
-from amago.loading.offline.store import EpisodeStore, read_header
+from amago.loading.offline.sources import episodes_from_file, episodes_from_minari, file_of, load_minari
+from amago.loading.offline.store import EpisodeStore, content_of, read_header
 from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
 from amago.loading.sample import RLData, window_bounds
 
 SAMPLE_BY = ("episodes", "timesteps")
+_REMEDY = "remove it, and it is made anew, or give another folder"
 
 
 @gin.configurable(module="amago.loading")
@@ -33,7 +34,8 @@ class OfflineDataset(RLDataset):
             they are that already. A Minari dataset brings its own.
         observation_space: makes of observations what `AMAGOEnv` makes of them; None takes the arrays as they are.
         store: folder into which the data is converted once, and which is mapped from then on, now and in later
-            runs; None keeps the data in memory.
+            runs; None keeps the data in memory. Whether it holds the source is seen from size and time of a file
+            that has not changed since; anything else is read through.
         dset_name: name for logs; that of the file or Minari dataset if left out.
         relabeler: edits each drawn episode before it is sliced, see `amago.hindsight.Relabeler`.
         sample_by: "episodes" gives every episode the same chance, "timesteps" every transition.
@@ -65,16 +67,17 @@ class OfflineDataset(RLDataset):
             self.episodes = EpisodeStore.in_memory(episodes)
             return
         folder = Path(store).expanduser()
-        origin = _origin_of(source, action_space, observation_space)
+        origin, stamp = _origin_of(source, action_space, observation_space), _stamp_of(source)
         if not folder.exists():
-            self.episodes = EpisodeStore.convert(episodes, folder, origin)
+            self.episodes = EpisodeStore.convert(episodes, folder, origin, stamp)
             return
-        made_from = read_header(folder)["origin"]
-        if made_from != origin:
+        header = read_header(folder)
+        if header["origin"] != origin:
             raise ValueError(
-                f"store is {folder}, which was made from {made_from}, and not from {origin}: remove it, and it is "
-                "made anew, or give another folder"
+                f"store is {folder}, which was made from {header['origin']}, and not from {origin}: {_REMEDY}"
             )
+        if (stamp is None or header["stamp"] != stamp) and header["content"] != content_of(episodes):
+            raise ValueError(f"store is {folder}, which was made from {origin} with other content: {_REMEDY}")
         self.episodes = EpisodeStore.open(folder)
 
     @classmethod
@@ -151,11 +154,17 @@ def _name_of(source: Any) -> str | None:
 
 
 def _origin_of(source: Any, *spaces: gym.Space[Any] | None) -> str:
-    """Tells sources apart, and versions of a file; not what changes nothing, as where it lies."""
-    origin = _name_of(source) or type(source).__name__
-    if isinstance(source, str | Path):
-        path = Path(source).expanduser()
-        if path.is_file():
-            origin = f"{path.name} ({path.stat().st_size} bytes)"
+    """What people call the source; not what changes nothing, as where it lies."""
+    origin = Path(source).name if isinstance(source, str | Path) else _name_of(source)
+    origin = origin or type(source).__name__
     given = [repr(space) for space in spaces if space is not None]
     return " with ".join([origin, *given])
+
+
+def _stamp_of(source: Any) -> list[int] | None:
+    """Size and time of the last change of the file that the data comes from; None if there is no file."""
+    path = file_of(source)
+    if path is None or not path.is_file():
+        return None
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]

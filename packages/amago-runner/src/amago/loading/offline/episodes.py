@@ -195,6 +195,9 @@ def _vector(name: str, value: Any, dtype: type[np.generic]) -> Array:
         raise ValueError(
             f"{name} has shape {array.shape} and dtype {array.dtype}; it needs one number per row"
         )
+    if dtype is np.bool_ and (neither := (array != 0) & (array != 1)).any():
+        row = int(np.flatnonzero(neither)[0])
+        raise ValueError(f"{name}[{row}] is {array[row]}; it needs 0 or 1, whether an episode ends there")
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if dtype is np.float32 and (beyond := np.isfinite(array) & ~np.isfinite(cast)).any():

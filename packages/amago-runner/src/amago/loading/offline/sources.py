@@ -43,9 +43,7 @@ def episodes_from_file(
         FileNotFoundError: if there is none.
         ImportError: if an HDF5 file needs h5py; the message says how to install it.
     """
-    path = Path(path).expanduser()
-    if (path / _MINARI_FILE).exists():
-        path = path / _MINARI_FILE
+    path = _data_file(Path(path).expanduser())
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} is no file of arrays: their endings are {', '.join(SUFFIXES)}")
     if not path.exists():
@@ -55,6 +53,19 @@ def episodes_from_file(
         yield from read(path, action_space, observation_space)
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _data_file(path: Path) -> Path:
+    """The file inside, of the folder of a Minari dataset; any other path itself."""
+    return path / _MINARI_FILE if (path / _MINARI_FILE).exists() else path
+
+
+def file_of(source: Any) -> Path | None:
+    """The file with the data of a path or a `minari.MinariDataset`; None for other sources."""
+    if isinstance(source, str | Path):
+        return _data_file(Path(source).expanduser())
+    folder = getattr(getattr(source, "storage", None), "data_path", None)
+    return None if folder is None else Path(folder) / _MINARI_FILE.name
 
 
 def is_file_of_arrays(path: Path) -> bool:
@@ -76,8 +87,7 @@ def actions_and_names(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], list[
     Raises:
         ValueError: if there are no actions, or the names are none.
     """
-    if (path / _MINARI_FILE).exists():
-        path = path / _MINARI_FILE
+    path = _data_file(path)
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as archive:
             return _actions_and_names(archive, archive)

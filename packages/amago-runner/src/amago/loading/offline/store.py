@@ -8,6 +8,7 @@ n = trajectories, R = transitions of all, A = width of the action representation
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from amago.hindsight import FrozenTraj
 
 Array = npt.NDArray[Any]
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 _HEADER = "store.json"
 _TRANSITION_ARRAYS = ("rews", "dones", "actions")
 
@@ -89,11 +90,14 @@ class EpisodeStore:
         return cls({name: np.concatenate(part) for name, part in parts.items()}, np.array(lengths))
 
     @classmethod
-    def convert(cls, episodes: Iterable[FrozenTraj], folder: Path, origin: str) -> EpisodeStore:
+    def convert(
+        cls, episodes: Iterable[FrozenTraj], folder: Path, origin: str, stamp: list[int] | None = None
+    ) -> EpisodeStore:
         """Writes the episodes, one after the other, into a new folder, and maps it.
 
         Args:
             origin: kept in the folder; says what it was made from.
+            stamp: kept beside it; whatever tells versions of a source apart without reading it, if anything does.
 
         Raises:
             ValueError: as `in_memory`.
@@ -103,7 +107,7 @@ class EpisodeStore:
         aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         aside.mkdir()
         try:
-            _write(episodes, aside, origin)
+            _write(episodes, aside, {"origin": origin, "stamp": stamp})
             os.rename(aside, folder)
         except OSError:
             if not (folder / _HEADER).exists():  # or else another process was quicker
@@ -141,7 +145,31 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def _write(episodes: Iterable[FrozenTraj], folder: Path, origin: str) -> None:
+class _Content:
+    """A digest of all arrays of episodes that are added one by one."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, arrays: Mapping[str, Array]) -> None:
+        for name, array in sorted(arrays.items()):
+            self._hash.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def content_of(episodes: Iterable[FrozenTraj]) -> str:
+    """The digest that the header of a store of these episodes has as "content"."""
+    content = _Content()
+    for episode in episodes:
+        content.add(episode.to_dict())
+    return content.digest()
+
+
+def _write(episodes: Iterable[FrozenTraj], folder: Path, told: Mapping[str, Any]) -> None:
+    content = _Content()
     lengths: list[int] = []
     shapes: dict[str, Any] = {}
     files: dict[str, Any] = {}
@@ -149,6 +177,7 @@ def _write(episodes: Iterable[FrozenTraj], folder: Path, origin: str) -> None:
         for episode in episodes:
             arrays = episode.to_dict()
             shapes = _check_alike(shapes, arrays, len(lengths))
+            content.add(arrays)
             for i, (name, array) in enumerate(arrays.items()):
                 if name not in files:
                     files[name] = (folder / f"array{i}").open("xb")
@@ -168,7 +197,7 @@ def _write(episodes: Iterable[FrozenTraj], folder: Path, origin: str) -> None:
         }
         for name, (dtype, shape) in shapes.items()
     }
-    header = {"version": STORE_VERSION, "origin": origin, "arrays": entries}
+    header = {"version": STORE_VERSION, **told, "content": content.digest(), "arrays": entries}
     (folder / _HEADER).write_text(json.dumps(header, indent=2) + "\n")
 
 

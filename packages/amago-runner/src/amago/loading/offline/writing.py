@@ -36,7 +36,9 @@ def save_arrays(path: Path, episodes: Iterable[tuple[str, FrozenTraj]]) -> tuple
         The numbers of trajectories and of transitions.
 
     Raises:
-        ValueError: if there are none, they differ in their arrays, or the ending is another.
+        ValueError: if there are none, they differ in their arrays, the ending is another, or arrays cannot express
+            one: done before its end, `rl2s` that are not the reward and action before, times that jump, names of
+            observations that are no names in a file.
         ImportError: if an HDF5 file needs h5py.
     """
     if path.suffix not in SUFFIXES:
@@ -45,10 +47,12 @@ def save_arrays(path: Path, episodes: Iterable[tuple[str, FrozenTraj]]) -> tuple
 
     def named() -> Iterable[FrozenTraj]:
         for name, episode in episodes:
+            _check_expressible(episode, len(names))
             names.append(name)
             yield episode
 
     store = EpisodeStore.in_memory(named())
+    _check_keys(sorted(store.slice(0, 0, 0).obs), path)
     arrays = _rows_of(store)
     arrays[ENV_NAMES] = np.array([name.encode() for name in names])
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -64,6 +68,40 @@ def save_arrays(path: Path, episodes: Iterable[tuple[str, FrozenTraj]]) -> tuple
     finally:
         aside.unlink(missing_ok=True)
     return len(store), int(store.lengths.sum())
+
+
+def _check_expressible(episode: FrozenTraj, number: int) -> None:
+    """Raises ValueError for what would come back as something else."""
+    problem = ""
+    if episode.dones[:-1].any():
+        problem = f"done at transition {int(episode.dones.argmax())} of {len(episode)}, before its end"
+    elif (np.diff(episode.time_idxs[:, 0]) != 1).any():
+        problem = "not of consecutive steps: its time_idxs jump"
+    elif not np.array_equal(
+        episode.rl2s[1:], np.concatenate([episode.rews, episode.actions], axis=1), equal_nan=True
+    ):
+        problem = "with rl2s that are not the reward and the action before each step"
+    if problem:
+        raise ValueError(
+            f"trajectory {number} is {problem}, which plain arrays cannot express: convert to npz or traj files"
+        )
+
+
+def _check_keys(keys: list[str], path: Path) -> None:
+    """Raises ValueError for names of observations that would come back as others, or not at all."""
+    is_hdf5 = path.suffix in HDF5_SUFFIXES
+    for key in keys:
+        if not key or (is_hdf5 and any(part in ("", ".", "..") for part in key.split("/"))):
+            raise ValueError(
+                f"{path.suffix} files have no place for the observation {key!r}: rename it, or convert to "
+                "traj files"
+            )
+        inside = next((other for other in keys if other.startswith(f"{key}/")), None)
+        if is_hdf5 and inside is not None:
+            raise ValueError(
+                f"the observations {key!r} and {inside!r} cannot both be in an HDF5 file, where the first would "
+                "be array and group: use .npz"
+            )
 
 
 def _rows_of(store: EpisodeStore) -> dict[str, Array]:
