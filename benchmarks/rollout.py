@@ -51,7 +51,7 @@ from amago.envs.recorder import TrajectoryRecorder, writer
 from amago.envs.vector import make_vector_env
 from amago.experiment.rollout import Rollout
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
-from benchmarks.machine import ROOT, append, describe
+from benchmarks.machine import ROOT, append, describe, version
 from benchmarks.rollout_rows import ENCODERS, OVERLAP, ROWS, SCALING, Row, bare_rate, make_amago_env
 
 RESULTS = Path(__file__).parent / "results" / "rollout.csv"
@@ -199,6 +199,7 @@ def measure(row: Row, seconds: float, folder: Path) -> dict[str, str]:
         "files_per_s": f"{(collection.recorder.saved_files - files) / passed:.0f}",
         "us_per_file": f"{us_per_new_file(Path(tempfile.mkdtemp(dir=folder))):.0f}",
         "threads": str(torch.get_num_threads()),
+        "gymnasium": version("gymnasium"),
     } | {name: f"{part:.3f}" for name, part in shares.items()}
 
 
