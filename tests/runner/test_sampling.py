@@ -175,48 +175,45 @@ def test_a_dataset_can_prioritise_and_change_its_mind_between_epochs(make_weight
     loader.close()
 
 
+@pytest.fixture
+def weighted(tmp_path, fill) -> Callable[..., DiskTrajDataset]:
+    """Makes a dataset of two or three files, of 10, 20 and 30 transitions, whose hook gives these weights."""
+
+    def make(weights: object, count: int = 2) -> DiskTrajDataset:
+        class Weighted(DiskTrajDataset):
+            def sampling_weights(self, files: Sequence[TrajFile]) -> object:
+                return weights
+
+        dataset = Weighted(tmp_path, "dset", 100)
+        dataset.configure(10, 4, "none", True)
+        fill(dataset.fifo.path, count, transitions=[10, 20, 30][:count])
+        return dataset
+
+    return make
+
+
 @pytest.mark.parametrize(
     "weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")]], ids=["few", "negative", "zero", "nan"]
 )
-def test_weights_that_are_none_are_refused(tmp_path, fill, weights) -> None:
-    class Wrong(DiskTrajDataset):
-        def sampling_weights(self, files: Sequence[TrajFile]) -> list[float]:
-            return weights
-
-    dataset = Wrong(tmp_path, "dset", 100)
-    dataset.configure(10, 4, "none", True)
-    fill(dataset.fifo.path, 2)
+def test_weights_that_are_none_are_refused(weighted, weights) -> None:
     with pytest.raises(ValueError, match="sampling_weights"):
-        dataset[0]
+        weighted(weights)[0]
+
+
+@pytest.mark.parametrize("weights", [["a", "b"], {"a": 1.0}], ids=str)
+def test_weights_that_are_no_numbers_are_refused(weighted, weights) -> None:
+    with pytest.raises(TypeError, match="sampling_weights must give numbers"):
+        weighted(weights)[0]
 
 
 @pytest.mark.parametrize(
     "weights", [[1e308, 0.0, 1e308], [5e-324, 0.0, 5e-324], [1e-300, 0.0, 1e-300]], ids=str
 )
-def test_only_the_ratios_of_weights_count(tmp_path, fill, weights) -> None:
-    class Extreme(DiskTrajDataset):
-        def sampling_weights(self, files: Sequence[TrajFile]) -> list[float]:
-            return weights
-
-    dataset = Extreme(tmp_path, "dset", 100)
-    dataset.configure(10, 4, "none", True)
-    fill(dataset.fifo.path, 3, transitions=[10, 20, 30])
+def test_only_the_ratios_of_weights_count(weighted, weights) -> None:
+    dataset = weighted(weights, 3)
     lengths = [len(dataset.sample_random_trajectory().rews) for _ in range(200)]
     assert set(lengths) == {10, 30}
     assert 60 < lengths.count(10) < 140  # 100 with a standard deviation of 7
-
-
-@pytest.mark.parametrize("weights", [["a", "b"], {"a": 1.0}], ids=str)
-def test_weights_that_are_no_numbers_are_refused(tmp_path, fill, weights) -> None:
-    class Wrong(DiskTrajDataset):
-        def sampling_weights(self, files: Sequence[TrajFile]) -> list[float]:
-            return weights
-
-    dataset = Wrong(tmp_path, "dset", 100)
-    dataset.configure(10, 4, "none", True)
-    fill(dataset.fifo.path, 2)
-    with pytest.raises(TypeError, match="sampling_weights must give numbers"):
-        dataset[0]
 
 
 def test_relabelling_sees_whole_pieces_in_batches_too(make_dataset, fill) -> None:
