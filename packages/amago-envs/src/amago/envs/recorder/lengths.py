@@ -62,5 +62,5 @@ class PieceLength:
         """Lengths of `count` new pieces; draws nothing if there is no choice."""
         if not self.varies:
             return np.full(count, self.low, np.int64)
-        # A third of the time of rng.integers, at every end of an episode; there are far fewer lengths than floats.
+        # Half of the time of rng.integers, at every end of an episode; there are far fewer lengths than floats.
         return self.low + (rng.random(count) * (self.high - self.low + 1)).astype(np.int64)

@@ -19,9 +19,8 @@ from types import FrameType
 
 from amago.envs.vector.worker import BEING_CLOSED, CLOSE, WorkerFailure, WorkerSetup
 
-_CPU_QUOTA = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # of the container that this process is in: microseconds, of so many
+# Of the container that this process is in: microseconds that it may use, of how many.
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CLOSE_SECONDS = 5.0  # for environments to close by themselves
 TERMINATE_SECONDS = 1.0
 
