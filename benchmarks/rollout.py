@@ -21,7 +21,7 @@ took for a small file afterwards.
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
 `--memory STEPS` collects that many and prints the resident memory on the way. Rows go to
-benchmarks/results/rollout.csv at the end.
+benchmarks/results/rollout.csv when their last round is done.
 """
 
 from __future__ import annotations
