@@ -45,6 +45,7 @@ import numpy as np
 import torch
 
 from amago.agent import Agent
+from amago.agent.acting import BegunActions
 from amago.envs import EpsilonGreedy
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder, writer
@@ -79,20 +80,23 @@ class Timer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._active: set[str] = set()
 
     def time(self, owner: Any, method: str, name: str) -> None:
-        """Times every call of a method of one object, or of a function of a module, from now on."""
+        """Times every call of a method of an object or class, or of a function of a module, from now on."""
         original: Callable[..., Any] = getattr(owner, method)
         self.seconds.setdefault(name, 0.0)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():
+            if name in self._active or threading.current_thread() is not threading.main_thread():
                 return original(*args, **kwargs)
+            self._active.add(name)
             start = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
                 self.seconds[name] += time.perf_counter() - start
+                self._active.remove(name)
 
         setattr(owner, method, timed)
 
@@ -134,7 +138,10 @@ class Collection:
         for method in ("step", "send", "receive"):
             if hasattr(self.envs, method):
                 self.timer.time(self.envs, method, "vector_step")
-        self.timer.time(agent, "get_actions", "policy")
+        # Of the class: agents whose own `get_actions` is another one are not begun early
+        self.timer.time(Agent, "get_actions", "policy")
+        self.timer.time(Agent, "begin_actions", "policy")
+        self.timer.time(BegunActions, "finish", "policy")
         for method in ("add", "flush"):
             self.timer.time(self.recorder, method, "recording")
         self.timer.time(writer, "write_trajectory", "writing")

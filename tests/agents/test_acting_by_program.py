@@ -104,7 +104,7 @@ def by_modules(agent: Agent, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
 class Refusing:
     """Stands where no program can be made, as on a machine without a compiler."""
 
-    def step(self, *_: Any) -> None:
+    def begin(self, *_: Any) -> None:
         return None
 
 

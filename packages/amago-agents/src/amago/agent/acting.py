@@ -13,10 +13,57 @@ from torch import Tensor
 
 from amago.agent.base import BaseAgent
 from amago.nets.specs import ActionSpec
-from amago.nets.stepping import StepPolicy
+from amago.nets.stepping import BegunStep, StepPolicy
 
 
-def act_by_program(
+class BegunActions:
+    """Actions that are being computed; nothing has happened if it is dropped before `finish`.
+
+    Args:
+        agent: acts.
+        step: of its step program.
+        sample: draw from the policy.
+    """
+
+    def __init__(self, agent: BaseAgent, step: BegunStep, sample: bool) -> None:
+        self._agent = agent
+        self._step = step
+        self._sample = sample
+
+    @property
+    def hidden_state(self) -> Any:
+        """The one after the step; not to be read before `finish`, but the next actions may be begun with it."""
+        return self._step.hidden_state
+
+    def release(self, rows: slice, ended: Tensor | None = None) -> bool:
+        """Lets these rows be computed, of actions that were begun in parts; all rows before them were released.
+
+        Args:
+            rows: they hold the inputs that they are to be computed from.
+            ended: (R,) those of them whose episode ended: the hidden state forgets them, in place. None if there
+                are none.
+
+        Returns:
+            False if that cannot be; then what was begun is of no use any more.
+        """
+        return self._step.release(rows, ended)
+
+    def finish(self) -> tuple[Tensor, Any]:
+        """Waits for what `get_actions` returns.
+
+        Raises:
+            RuntimeError: no action can be drawn, as the policy's probabilities are not finite.
+        """
+        chosen = self._step.finish()
+        if chosen.is_action:
+            return chosen.output, chosen.hidden_state
+        agent: Any = self._agent
+        with torch.no_grad():
+            dist = agent.actor.policy_dist(chosen.output.unsqueeze(2))  # (B, 1, 1)
+            return choose_actions(dist, agent.action_spec, self._sample), chosen.hidden_state
+
+
+def begin_by_program(
     agent: BaseAgent,
     policy: StepPolicy,
     obs: Mapping[str, Tensor],
@@ -24,25 +71,18 @@ def act_by_program(
     time_idxs: Tensor,
     hidden_state: Any,
     sample: bool,
-) -> tuple[Tensor, Any] | None:
-    """What `get_actions` returns, by the agent's step program; None where it cannot be done so.
+    in_parts: bool = False,
+) -> BegunActions | None:
+    """Begins `get_actions` by the agent's step program; None where it cannot be done so.
 
     The program stands for the modules of the agent, so an agent that computes its states otherwise has none.
     """
     if agent.training or type(agent).get_state_embedding is not BaseAgent.get_state_embedding:
         return None
-    modules = agent._modules  # looked up at every step: nn.Module's own attributes take a way round
-    actor: Any = modules["actor"]
-    chosen = policy.step(
-        (modules["tstep_encoder"], modules["traj_encoder"], actor), obs, rl2s, time_idxs, hidden_state, sample
-    )
-    if chosen is None:
-        return None
-    if chosen.is_action:
-        return chosen.output, chosen.hidden_state
-    with torch.no_grad():
-        dist = actor.policy_dist(chosen.output.unsqueeze(2))  # (B, 1, 1)
-        return choose_actions(dist, agent.action_spec, sample), chosen.hidden_state
+    modules: Any = agent._modules  # looked up at every step: nn.Module's own attributes take a way round
+    parts = modules["tstep_encoder"], modules["traj_encoder"], modules["actor"]
+    step = policy.begin(parts, obs, rl2s, time_idxs, hidden_state, sample, in_parts)
+    return None if step is None else BegunActions(agent, step, sample)
 
 
 def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from amago.agent import losses
-from amago.agent.acting import act_by_program, choose_actions
+from amago.agent.acting import BegunActions, begin_by_program, choose_actions
 from amago.agent.base import BaseAgent
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import extremes, grad_norm
@@ -213,15 +213,33 @@ class Agent(BaseAgent):
     ) -> tuple[Tensor, Any]:
         """Actions of the policy for discount `gamma`; see `BaseAgent.get_actions`."""
         direct_obs = self._direct_obs(obs)
-        acted = act_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample)
-        if acted is not None:
-            return acted
+        begun = begin_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample)
+        if begun is not None:
+            return begun.finish()
         with torch.no_grad():
             states, hidden_state = self.get_state_embedding(
                 obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=hidden_state
             )
             dist = self.actor(states, straight_from_obs=direct_obs)
             return choose_actions(dist, self.action_spec, sample), hidden_state
+
+    def begin_actions(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any = None,
+        sample: bool = True,
+        in_parts: bool = False,
+    ) -> BegunActions | None:
+        """Begins `get_actions` by the step program; None where that is not what `get_actions` does."""
+        kind = type(self)
+        if kind.get_actions is not Agent.get_actions or "get_actions" in vars(self):
+            return None
+        if in_parts and kind.reset_hidden_state is not BaseAgent.reset_hidden_state:
+            return None
+        self._direct_obs(obs)
+        return begin_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample, in_parts)
 
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor gets without the encoders."""

@@ -40,6 +40,12 @@ class Limits:
             return True
         return self.remaining is not None and not self.remaining.any()
 
+    def outlast(self, ends: int) -> bool:
+        """Whether there will surely be another step after the next one, in which so many episodes end."""
+        if self.timesteps is not None and self.done + 1 >= self.timesteps:
+            return False
+        return self.remaining is None or int(self.remaining.sum()) > ends
+
     def next_may_be_last(self, others: slice) -> bool:
         """Whether the rollout may be over with the step that only the actors `others` have still to take."""
         if self.timesteps is not None and self.done + 1 >= self.timesteps:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.agent.acting import BegunActions
 from amago.envs.metrics import EpisodeStats, StepCounts
 from amago.envs.vector import PolicyInput, VectorEnv, VectorStep
 from amago.experiment.episodes import RunningEpisodes
@@ -63,23 +64,37 @@ class Lane:
         self._running = running
         self._counts = StepCounts(steps_by_env_name)
         self._viewed: PolicyInput | None = None
+        self._begun: BegunActions | None = None
+        self._may_begin = self._may_begin_in_parts = True
 
     def blank_hidden_state(self, num_rows: int | None = None) -> Any:
         """The hidden state at the start of episodes, of its own number of rows unless another is given."""
         return self.agent.init_hidden_state(self.num_rows if num_rows is None else num_rows, self._device)
 
-    def act(self, sample: bool) -> npt.NDArray[Any]:
+    def act(self, sample: bool, in_parts: bool = False) -> npt.NDArray[Any]:
         """The agent's actions, (N, ...) as the vector environment takes them.
+
+        Args:
+            sample: draw them from the policy.
+            in_parts: let the agent begin with the next ones too, if it can, row by row as `release` is called.
 
         Raises:
             ValueError: an observation is not finite, and so no action could be drawn or the action is neither.
         """
         inputs = self.inputs
         assert inputs is not None
-        if self._viewed is not inputs:
-            self._viewed, self._views = inputs, _views(inputs)
+        begun, self._begun = self._begun, None
+        following = None
         try:
-            actions, self.hidden_state = self._ask_agent(*self._views, self.hidden_state, sample)
+            if begun is None:
+                actions, self.hidden_state = self._ask_agent(*self._views(inputs), self.hidden_state, sample)
+                if in_parts:
+                    following = self._begin_in_parts(self.hidden_state, sample)
+            else:
+                if in_parts:  # while a helper thread computes the present ones
+                    following = self._begin_in_parts(begun.hidden_state, sample)
+                with torch.inference_mode():
+                    actions, self.hidden_state = begun.finish()
         except (RuntimeError, ValueError) as error:
             if (problem := self._nonfinite(inputs)) is not None:
                 raise ValueError(problem) from error
@@ -90,15 +105,80 @@ class Lane:
             raise ValueError(
                 self._nonfinite(inputs) or "the agent's actions are not finite: its weights are not"
             )
+        self._begun = following
         return array
+
+    def begin(self, sample: bool) -> None:
+        """Lets the agent begin with the next actions, if it can, for `act` to finish.
+
+        Until then the inputs and the hidden state must stay as they are, or `drop_begun` be called.
+        """
+        if self._begun is None and self._may_begin:
+            self._begun = self._ask_to_begin(self.hidden_state, sample, in_parts=False)
+            self._may_begin = self._begun is not None  # else it is not asked at every step
+
+    def _begin_in_parts(self, hidden_state: Any, sample: bool) -> BegunActions | None:
+        begun = None
+        if self._may_begin_in_parts:
+            begun = self._ask_to_begin(hidden_state, sample, in_parts=True)
+            self._may_begin_in_parts = begun is not None
+        return begun
+
+    def release(self, rows: slice, ended: npt.NDArray[np.bool_] | None) -> None:
+        """During a step: these rows, and all before them, hold what the agent acts on next.
+
+        Args:
+            rows: which ones.
+            ended: (R,) those whose episode ended; None if there are none.
+        """
+        begun = self._begun
+        if begun is None:
+            return
+        if ended is None:
+            released = begun.release(rows)
+        else:
+            with torch.inference_mode():
+                released = begun.release(rows, torch.from_numpy(ended))
+        if not released:
+            self._begun = None
+
+    def _ask_to_begin(self, hidden_state: Any, sample: bool, *, in_parts: bool) -> BegunActions | None:
+        if self._autocast or self._device.type != "cpu":
+            return None
+        assert self.inputs is not None
+        obs, rl2s, time_idxs = self._views(self.inputs)
+        with torch.inference_mode():
+            return self.agent.begin_actions(
+                obs, rl2s, time_idxs, hidden_state, sample=sample, in_parts=in_parts
+            )
+
+    def drop_begun(self) -> None:
+        """Forgets what was begun, and what the agent could not begin."""
+        self._begun = None
+        self._may_begin = self._may_begin_in_parts = True
 
     def first_hidden_state(self, num_rows: int) -> Any:
         """The hidden state after the first step of `num_rows` episodes, which are not those that are acted in."""
         assert self.inputs is not None
-        obs, rl2s, time_idxs = _views(self.inputs)
+        obs, rl2s, time_idxs = self._views(self.inputs)
         obs = {key: value[:num_rows].clone() for key, value in obs.items()}
         rest = rl2s[:num_rows].clone(), time_idxs[:num_rows].clone()
         return self._ask_agent(obs, *rest, self.blank_hidden_state(num_rows), False)[1]
+
+    def _views(self, inputs: PolicyInput) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Observations, rl2s and time indices as sequences of length one, (N, 1, ...).
+
+        They are views of the arrays, which vector environments use again for every step. They are kept, because
+        every torch call lets go of the interpreter, and the thread that writes files may take it.
+        """
+        if self._viewed is not inputs:
+            self._viewed = inputs
+            self._tensors = (
+                {key: torch.from_numpy(value).unsqueeze(1) for key, value in inputs.obs.items()},
+                torch.from_numpy(inputs.rl2s).unsqueeze(1),
+                torch.from_numpy(inputs.time_idxs).view(-1, 1, 1),
+            )
+        return self._tensors
 
     def _ask_agent(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -133,9 +213,17 @@ class Lane:
                 )
         return None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the agent has begun with the next actions."""
+        return self._begun is not None
+
     def follow(self, step: VectorStep) -> None:
         """Takes the inputs after a step, and forgets the rows whose episode ended."""
-        self.inputs = step.inputs
+        if step.inputs is not self.inputs:
+            self.inputs, self._begun = step.inputs, None
+        if self._begun is not None:  # in parts, and forgot them with each
+            return
         if step.done_rows.size or step.reset_rows.size:
             dones = step.terminated | step.truncated
             dones[step.reset_rows] = True
@@ -164,16 +252,3 @@ class Lane:
     def settle_counts(self) -> None:
         """Brings the steps by name up to date."""
         self._counts.settle()
-
-
-def _views(inputs: PolicyInput) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Observations, rl2s and time indices as sequences of length one, (N, 1, ...).
-
-    They are views of the arrays, which vector environments use again for every step. Lanes keep them, because
-    every torch call lets go of the interpreter, and the thread that writes files may take it.
-    """
-    return (
-        {key: torch.from_numpy(value).unsqueeze(1) for key, value in inputs.obs.items()},
-        torch.from_numpy(inputs.rl2s).unsqueeze(1),
-        torch.from_numpy(inputs.time_idxs).view(-1, 1, 1),
-    )

@@ -17,7 +17,7 @@ import torch
 from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.vector import PartedVectorEnv, PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector import PartedVectorEnv, PolicyInput, StagedVectorEnv, VectorEnv, VectorStep
 from amago.experiment.double_buffer import Choice, Halves
 from amago.experiment.episodes import Limits, RunningEpisodes
 from amago.experiment.interrupts import InterruptGate, interrupts_held_off
@@ -108,6 +108,7 @@ class Rollout:
         if self._halves is not None and self._halves.apart:
             self._halves.divide(hidden_state)
         else:
+            self._whole.drop_begun()
             self._whole.hidden_state = hidden_state
 
     def reset(self, seed: int | None = None) -> None:
@@ -170,6 +171,7 @@ class Rollout:
         finally:
             self.agent.train(was_training)
             for lane in self._lanes():
+                lane.drop_begun()
                 lane.settle_counts()
             failure, self._failure = self._failure, None
         if failure is not None:
@@ -195,7 +197,7 @@ class Rollout:
             if not render and self._overlaps():
                 self._step_in_turns(limits, sample, stepped)
             else:
-                self._step_together(limits, sample, stepped)
+                self._step_together(limits, sample, not render, stepped)
 
     def _lanes(self) -> list[Lane]:
         return [self._whole] if self._halves is None else [self._whole, *self._halves.lanes]
@@ -216,13 +218,25 @@ class Rollout:
                 return False
         return True
 
-    def _step_together(self, limits: Limits, sample: bool, stepped: Callable[[], None]) -> None:
-        """Steps all actors at once while that is the way."""
+    def _step_together(self, limits: Limits, sample: bool, begins: bool, stepped: Callable[[], None]) -> None:
+        """Steps all actors at once while that is the way.
+
+        Args:
+            begins: let the agent begin with the next actions while environments are stepped and recorded.
+        """
         lane = self._whole
         if self._halves is not None and self._halves.apart:
             self._halves.join()
+        staged = self.vector_env if begins and isinstance(self.vector_env, StagedVectorEnv) else None
         while True:
-            step = self.vector_env.step(lane.act(sample))
+            actions = lane.act(sample, in_parts=staged is not None and limits.outlast(lane.num_rows))
+            if staged is not None and lane.has_begun:
+                step = staged.step_in_stages(actions, lane.release)
+            else:
+                step = self.vector_env.step(actions)
+            lane.follow(step)
+            if begins and self._choice.steps_left > 1 and limits.outlast(len(step.done_rows)):
+                lane.begin(sample)
             self._take(lane, step, limits)
             stepped()
             if limits.reached() or self._failure is not None or self._choice.overlapped:
@@ -256,11 +270,12 @@ class Rollout:
         """Waits for the step of a half."""
         halves = self._halves
         assert halves is not None
-        self._take(halves.lanes[part], halves.receive(part), limits)
+        lane, step = halves.lanes[part], halves.receive(part)
+        lane.follow(step)
+        self._take(lane, step, limits)
 
     def _take(self, lane: Lane, step: VectorStep, limits: Limits) -> None:
         """Counts and records a step; a write that failed is kept until all actors have taken equally many."""
-        lane.follow(step)
         remaining = limits.remaining
         lane.count(step, None if remaining is None else remaining[lane.rows], self.stats)
         if self.recorder is None:

@@ -4,6 +4,7 @@ Epsilon falls linearly over an actor's training steps. The bilevel form (AMAGO, 
 also moves it within each rollout, from much exploration at the start of an unknown task to little at its end.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -103,19 +104,6 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
             self.eps_end_start + (self.eps_end_end - self.eps_end_start) * progress,
         )
 
-    def _single_eps(self) -> float:
-        """`current_eps` of a single environment, in plain numbers where that is the same: a tenth of the time."""
-        if self._epsilon_is_own:
-            return float(self.current_eps(self._local_step)[0])
-        progress = self.global_step / self.steps_anneal
-        if progress > 1.0:
-            progress = 1.0
-        eps = self.eps_start_start + (self.eps_start_end - self.eps_start_start) * progress
-        end = self.eps_end_start + (self.eps_end_end - self.eps_end_start) * progress
-        if eps != end:
-            eps += (end - eps) * min(self._local_step.item() / self.rollout_horizon, 1.0)
-        return float(eps * self._multiplier.item())
-
     @classmethod
     def actions_together(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
         if (
@@ -124,19 +112,19 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         ):
             return super().actions_together(wrappers, actions)
         greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
+        epsilons = _single_epsilons(greedy)
         sizes = greedy[0]._sizes
         if sizes is None:
-            eps = np.array([wrapper._single_eps() for wrapper in greedy])
             noise = np.stack([wrapper.rng.standard_normal(actions[0].size) for wrapper in greedy])
-            return _with_gaussian_noise(actions, eps, noise)
-        noisy: list[Any] | None = None
-        for row, wrapper in enumerate(greedy):
-            draw = wrapper.rng.random
-            if draw() < wrapper._single_eps():
-                if noisy is None:
-                    noisy = actions.tolist()
-                noisy[row] = [int(draw() * size) for size in sizes]
-        return actions if noisy is None else np.array(noisy, actions.dtype)
+            return _with_gaussian_noise(actions, np.array(epsilons), noise)
+        drawn = [wrapper.rng.random() for wrapper in greedy]
+        if not any(map(operator.lt, drawn, epsilons)):
+            return actions
+        noisy = actions.tolist()
+        for row, (wrapper, eps) in enumerate(zip(greedy, epsilons, strict=True)):
+            if drawn[row] < eps:
+                noisy[row] = [int(wrapper.rng.random() * size) for size in sizes]
+        return np.array(noisy, actions.dtype)
 
     def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
         """With probability epsilon a uniformly random action; for a Box, action + epsilon * N(0, 1), clipped."""
@@ -186,6 +174,25 @@ class EpsilonGreedy(BilevelEpsilonGreedy):
             steps_anneal=steps_anneal,
             randomize_eps=randomize_eps,
         )
+
+
+def _single_epsilons(wrappers: Sequence[BilevelEpsilonGreedy]) -> list[float]:
+    """`current_eps` of single environments, in plain numbers where that is the same: a tenth of the time."""
+    epsilons = []
+    for wrapper in wrappers:
+        if wrapper._epsilon_is_own:
+            epsilons.append(float(wrapper.current_eps(wrapper._local_step)[0]))
+            continue
+        progress = wrapper.global_step / wrapper.steps_anneal
+        if progress > 1.0:
+            progress = 1.0
+        first, end = wrapper.eps_start_start, wrapper.eps_end_start
+        eps = first + (wrapper.eps_start_end - first) * progress
+        end += (wrapper.eps_end_end - end) * progress
+        if eps != end:
+            eps += (end - eps) * min(wrapper._local_step.item() / wrapper.rollout_horizon, 1.0)
+        epsilons.append(eps * wrapper._multiplier.item())
+    return epsilons
 
 
 _Noise = Callable[[np.random.Generator, Array, npt.NDArray[np.float64]], Array]

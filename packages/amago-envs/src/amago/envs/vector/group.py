@@ -5,6 +5,7 @@ in each worker process (async). That is why all of them give the same numbers.
 """
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,14 +28,18 @@ from amago.envs.vector.group_spec import (
 )
 from amago.envs.vector.self_resetting import reported_metrics
 from amago.envs.vector.singles import SingleEnvs, can_step_together
-from amago.envs.vector.types import ExplorationState
+from amago.envs.vector.types import ExplorationState, Ready
 from amago.hindsight.timestep import Array, Timestep
+
+STAGE_ROWS = 12
+"""Single environments that are stepped before anybody is told: fewer would hardly keep a policy busy."""
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
     """One environment and its rows of the arrays, sliced once because slicing costs as much as a copy."""
 
+    number: int  # in its group
     amago_env: AMAGOEnv
     env: Any  # the exploration wrapper around it, if there is one
     start: int
@@ -52,6 +57,23 @@ class _Member:
     time_idxs: Array = field(default_factory=lambda: np.empty(0))
     only_reset: Array = field(default_factory=lambda: np.empty(0))
     warned: bool = False  # that last observations are missing
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """Consecutive members that are stepped, and started anew, before the next ones."""
+
+    rows: slice
+    members: list[_Member]
+    arrays: StepArrays  # of these rows
+    renaming: list[_Member]  # those whose name may change
+
+    @classmethod
+    def of(cls, members: list[_Member], arrays: StepArrays) -> "_Stage":
+        """Of some members; `arrays` are those of all."""
+        rows = slice(members[0].start, members[-1].stop)
+        renaming = [member for member in members if not member.name_is_fixed]
+        return cls(rows, members, arrays.rows(rows.start, rows.stop), renaming)
 
 
 class EnvGroup:
@@ -96,6 +118,7 @@ class EnvGroup:
         start = self._members[-1].stop if self._members else 0
         rows = amago_env.batched_envs
         return _Member(
+            self.active,
             amago_env,
             env,
             start,
@@ -139,7 +162,6 @@ class EnvGroup:
     def attach(self, arrays: StepArrays) -> None:
         """Sets the rows that the environments write into."""
         self._arrays = arrays
-        self._renaming = [member for member in self._members if not member.name_is_fixed]
         for member in self._members:
             rows = slice(member.start, member.stop)
             member.obs = [(key, array[rows]) for key, array in arrays.obs.items()]
@@ -147,6 +169,13 @@ class EnvGroup:
                 setattr(member, name, getattr(arrays, name)[rows])
         envs = [member.env for member in self._members]
         self._singles = SingleEnvs(envs, arrays) if can_step_together(envs) else None
+        self._whole = self._stages = [_Stage.of(self._members, arrays)]
+        if self._singles is not None and len(envs) >= STAGE_ROWS:
+            count = max(2, -(-len(envs) // STAGE_ROWS))
+            bounds = [len(envs) * i // count for i in range(count + 1)]
+            self._stages = [
+                _Stage.of(self._members[start:stop], arrays) for start, stop in itertools.pairwise(bounds)
+            ]
 
     def reset(self, seeds: Sequence[int | None]) -> list[str]:
         """Starts a new episode everywhere; `seeds` has one per environment. Returns the name of each."""
@@ -159,43 +188,64 @@ class EnvGroup:
             getattr(self._arrays, name)[:] = 0
         return [member.name for member in self._members]
 
-    def step(self, actions: Array) -> StepNotes | None:
-        """Steps every environment with its rows of `actions`; resets those whose episode ended."""
-        metrics = self._step_singles(actions) if self._singles is not None else self._step_members(actions)
-        renamed: list[NameChange] = []
-        for member in self._renaming:
-            name = member.amago_env.env_name
-            if name is not member.name and name != member.name:
-                member.name = name
-                renamed.append((member.start, member.stop, name))
-        arrays = self._arrays
-        arrays.rl2s[:, 0] = arrays.rewards
-        arrays.rl2s[:, 1:] = arrays.actions
-        done = arrays.terminated | arrays.truncated
-        renamed_by_reset = self._start_episodes(done) if np.count_nonzero(done) else []
-        if metrics or renamed or renamed_by_reset:
-            return StepNotes(metrics=metrics, names_in_step=renamed, names_after_reset=renamed_by_reset)
+    def step(self, actions: Array, ready: Ready | None = None) -> StepNotes | None:
+        """Steps every environment with its rows of `actions`; resets those whose episode ended.
+
+        Args:
+            actions: of all rows.
+            ready: called with rows that are done, a few at a time, as in `StagedVectorEnv`.
+        """
+        metrics: list[tuple[int, dict[str, float]]] = []
+        in_step: list[NameChange] = []
+        after_reset: list[NameChange] = []
+        if self._singles is not None:
+            self._take(self._singles, actions)
+        for stage in self._whole if ready is None else self._stages:
+            if self._singles is not None:
+                self._step_singles(self._singles, stage, metrics)
+            else:
+                self._step_members(stage, actions, metrics)
+            if stage.renaming:
+                _note_names(stage.renaming, in_step)
+            arrays = stage.arrays
+            arrays.rl2s[:, 0] = arrays.rewards
+            arrays.rl2s[:, 1:] = arrays.actions
+            done = arrays.terminated | arrays.truncated
+            ended = np.count_nonzero(done) > 0
+            if ended:
+                started = self._start_episodes(stage, done)
+                _note_names(started, after_reset)
+            if ready is not None:
+                ready(stage.rows, done if ended else None)
+        if metrics or in_step or after_reset:
+            return StepNotes(metrics=metrics, names_in_step=in_step, names_after_reset=after_reset)
         return None
 
-    def _step_singles(self, actions: Array) -> list[tuple[int, dict[str, float]]]:
-        singles = self._singles
-        assert singles is not None
+    def _take(self, singles: SingleEnvs, actions: Array) -> None:
         try:
-            infos = singles.step(actions)
+            singles.take(actions)
         except BaseException:
             self.active = singles.active
             raise
-        metrics = []
+
+    def _step_singles(
+        self, singles: SingleEnvs, stage: _Stage, metrics: list[tuple[int, dict[str, float]]]
+    ) -> None:
+        try:
+            infos = singles.step(stage.rows, stage.arrays)
+        except BaseException:
+            self.active = singles.active
+            raise
         for row, info in infos:
             self.active = row
             if found := extract_metrics(info):
                 metrics.append((row, found))
-        return metrics
 
-    def _step_members(self, actions: Array) -> list[tuple[int, dict[str, float]]]:
-        metrics: list[tuple[int, dict[str, float]]] = []
-        for i, member in enumerate(self._members):
-            self.active = i
+    def _step_members(
+        self, stage: _Stage, actions: Array, metrics: list[tuple[int, dict[str, float]]]
+    ) -> None:
+        for member in stage.members:
+            self.active = member.number
             timestep, reward, terminated, truncated, info = member.env.step(
                 actions[member.start : member.stop]
             )
@@ -212,7 +262,6 @@ class EnvGroup:
                 metrics += self._metrics(member, info)
                 if member.resets_itself:
                     member.info = info
-        return metrics
 
     def _metrics(self, member: _Member, info: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
         if member.resets_itself:
@@ -228,44 +277,48 @@ class EnvGroup:
             rows[...] = timestep.obs[key]
         member.time_idxs[...] = 0
 
-    def _start_episodes(self, done: Array) -> list[NameChange]:
-        """Keeps the last observations of finished rows and fills in the first ones of what comes next."""
+    def _start_episodes(self, stage: _Stage, done: Array) -> list[_Member]:
+        """Keeps the last observations of finished rows and fills in the first ones of what comes next.
+
+        Returns:
+            The members that were reset.
+        """
+        started = []
+        for member in stage.members:
+            if member.resets_itself:
+                rows = np.flatnonzero(done[member.start - stage.rows.start : member.stop - stage.rows.start])
+                if rows.size:
+                    self._keep_last(member.start + rows)
+                    self._write_reported_final(member, rows)
+                member.info = {}
+            elif done[member.start - stage.rows.start]:
+                self.active = member.number
+                self._keep_last(member.start)
+                timestep, _ = member.env.reset()
+                self._write_first(member, timestep)
+                started.append(member)
+        return started
+
+    def _keep_last(self, rows: int | Array) -> None:
         arrays = self._arrays
         for key, final in arrays.final_obs.items():
-            final[done] = arrays.obs[key][done]
-        arrays.final_time_idxs[done] = arrays.time_idxs[done]
-        arrays.rl2s[done] = 0.0
-        arrays.time_idxs[done] = 0
-        renamed: list[NameChange] = []
-        for i, member in enumerate(self._members):
-            if member.resets_itself:
-                self._write_reported_final(member, done)
-                continue
-            if not done[member.start]:
-                continue
-            self.active = i
-            timestep, _ = member.env.reset()
-            self._write_first(member, timestep)
-            name = member.amago_env.env_name
-            if name != member.name:
-                member.name = name
-                renamed.append((member.start, member.stop, name))
-        return renamed
+            final[rows] = arrays.obs[key][rows]
+        arrays.final_time_idxs[rows] = arrays.time_idxs[rows]
+        arrays.rl2s[rows] = 0.0
+        arrays.time_idxs[rows] = 0
 
-    def _write_reported_final(self, member: _Member, done: Array) -> None:
-        rows = np.flatnonzero(done[member.start : member.stop])
-        final = member.amago_env.final_observation(member.info, rows) if rows.size else None
+    def _write_reported_final(self, member: _Member, rows: Array) -> None:
+        final = member.amago_env.final_observation(member.info, rows)
         if final is not None:
             for key, array in final.items():
                 self._arrays.final_obs[key][member.start + rows] = array
-        elif rows.size and member.amago_env.reset_rows is None and not member.warned:
+        elif member.amago_env.reset_rows is None and not member.warned:
             member.warned = True
             warnings.warn(
                 f"environment {member.name!r} resets its rows itself and does not report the last observation of "
                 "an episode, so the first one of the next stands in for it: put it into info['final_obs']",
                 stacklevel=2,
             )
-        member.info = {}
 
     def render(self) -> None:
         """Renders the first environment of the group."""
@@ -286,3 +339,12 @@ class EnvGroup:
             for member in self._members:
                 stack.callback(member.env.close)
             self._members = []
+
+
+def _note_names(members: Sequence[_Member], changes: list[NameChange]) -> None:
+    """Adds the members that have another name than before to `changes`."""
+    for member in members:
+        name = member.amago_env.env_name
+        if name is not member.name and name != member.name:
+            member.name = name
+            changes.append((member.start, member.stop, name))

@@ -76,36 +76,42 @@ class SingleEnvs:
         self._rewards: list[Any] = [0.0] * num_envs
         self._terminated: list[Any] = [False] * num_envs
         self._truncated: list[Any] = [False] * num_envs
+        self._env_actions: Any = None
 
-    def step(self, actions: Array) -> list[tuple[int, dict[str, Any]]]:
-        """Steps every environment and fills its row, except for `rl2s`.
+    def take(self, actions: Array) -> None:
+        """Takes the policy's actions (n, K) for the next step; exploration adds its noise."""
+        if self._explorers:
+            actions = type(self._explorers[0]).actions_together(self._explorers, actions)
+        self._env_actions = self._checked(actions)
+
+    def step(self, rows: slice, arrays: StepArrays) -> list[tuple[int, dict[str, Any]]]:
+        """Steps some environments with the actions that were taken, and fills their rows, except for `rl2s`.
 
         Args:
-            actions: (n, K) of the policy.
+            rows: which ones.
+            arrays: those rows.
 
         Returns:
             (row, info) where info is not empty.
         """
-        if self._explorers:
-            actions = type(self._explorers[0]).actions_together(self._explorers, actions)
-        env_actions = self._take(actions)
+        env_actions = self._env_actions
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
-        write_obs, infos = self._write_obs, []
-        for row, step_env in enumerate(self._step_env):
+        step_envs, write_obs, infos = self._step_env, self._write_obs, []
+        for row in range(rows.start, rows.stop):
             self.active = row
-            result = step_env(env_actions[row])
+            result = step_envs[row](env_actions[row])
             if type(result) is not tuple or len(result) != 5:
                 result = self._envs[row].step_parts(result)
             obs, rewards[row], terminated[row], truncated[row], info = result
             write_obs[row](obs)
             if info:
                 infos.append((row, info))
-        for explorer in self._explorers:
+        for explorer in self._explorers[rows]:
             explorer.count_step()
-        self._fill()
+        self._fill(rows, arrays)
         return infos
 
-    def _take(self, actions: Array) -> Any:
+    def _checked(self, actions: Array) -> Any:
         """Notes the actions and returns them as the environments receive them, one entry each."""
         codec = self._codec
         try:
@@ -119,22 +125,22 @@ class SingleEnvs:
         env_actions = codec.to_env(checked)
         return env_actions.tolist() if isinstance(codec, DiscreteCodec) else env_actions
 
-    def _fill(self) -> None:
-        arrays = self._arrays
+    def _fill(self, rows: slice, arrays: StepArrays) -> None:
         arrays.time_idxs += 1
         for name, array, values in (
-            ("reward", arrays.rewards, self._rewards),
-            ("terminated", arrays.terminated, self._terminated),
-            ("truncated", arrays.truncated, self._truncated),
+            ("reward", arrays.rewards, self._rewards[rows]),
+            ("terminated", arrays.terminated, self._terminated[rows]),
+            ("truncated", arrays.truncated, self._truncated[rows]),
         ):
             try:
                 array[:] = values
             except (ValueError, TypeError):
                 # Some environments return arrays of one number.
-                for row, value in enumerate(values):
-                    self.active = row
-                    array[row] = single_value(name, value, array.dtype)
+                for i, value in enumerate(values):
+                    self.active = rows.start + i
+                    array[i] = single_value(name, value, array.dtype)
         finite = np.isfinite(arrays.rewards)
         if not finite.all():
-            self.active = row = int(finite.argmin())
-            self._envs[row].raise_nonfinite(self._rewards[row], arrays.time_idxs[row : row + 1])
+            i = int(finite.argmin())
+            self.active = row = rows.start + i
+            self._envs[row].raise_nonfinite(self._rewards[row], arrays.time_idxs[i : i + 1])

@@ -10,7 +10,7 @@ from amago.envs.vector.base import BufferedVectorEnv
 from amago.envs.vector.buffers import block_size, carve, layout
 from amago.envs.vector.group import EnvGroup
 from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv, StepNotes
-from amago.envs.vector.types import ExplorationState, PolicyInput, VectorStep
+from amago.envs.vector.types import ExplorationState, PolicyInput, Ready, VectorStep
 from amago.hindsight.timestep import Array
 
 
@@ -45,8 +45,14 @@ class SyncVectorEnv(BufferedVectorEnv):
         return self._after_reset(self._group.reset(self._seeds(seed)))
 
     def step(self, actions: Array) -> VectorStep:
+        return self._step(actions, None)
+
+    def step_in_stages(self, actions: Array, ready: Ready) -> VectorStep:
+        return self._step(actions, ready)
+
+    def _step(self, actions: Array, ready: Ready | None) -> VectorStep:
         self._check_actions(actions)
-        notes: StepNotes | None = self._group.step(actions)
+        notes: StepNotes | None = self._group.step(actions, ready)
         return self._read_step([(0, notes)] if notes is not None else ())
 
     def render(self) -> None:

@@ -4,12 +4,13 @@ Shapes: N = rows (actors), A = width of the action representation, K = rows that
 environment with `batched_envs` E fills E consecutive rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from amago.hindsight.timestep import Array
 
@@ -110,6 +111,18 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Closes every environment and ends every process; may be called again."""
+
+
+Ready = Callable[[slice, npt.NDArray[np.bool_] | None], None]
+"""Told of R rows that hold what the policy acts on next, and which of them, (R,), ended an episode (or None)."""
+
+
+@runtime_checkable
+class StagedVectorEnv(VectorEnv, Protocol):
+    """A vector environment that steps a few rows after the other and can tell after each how far it has come."""
+
+    def step_in_stages(self, actions: Array, ready: Ready) -> VectorStep:
+        """`step`, with `ready` called whenever further rows have taken theirs; first rows first, each once."""
 
 
 @runtime_checkable

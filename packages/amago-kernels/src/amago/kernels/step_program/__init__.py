@@ -8,6 +8,7 @@ of networks; `Watch` tells when one has to be made anew or given its weights aga
 
 from amago.kernels.step_program.program import (
     Memory,
+    Run,
     StepProgram,
     native_watch,
     peak_rate,
@@ -15,4 +16,4 @@ from amago.kernels.step_program.program import (
     why_not,
 )
 
-__all__ = ["Memory", "StepProgram", "native_watch", "peak_rate", "wanted", "why_not"]
+__all__ = ["Memory", "Run", "StepProgram", "native_watch", "peak_rate", "wanted", "why_not"]

@@ -58,12 +58,50 @@ class Memory:
     states: Sequence[tuple[Tensor, Tensor]] = ()
 
 
+@dataclass(slots=True)
+class Run:
+    """A timestep of every row. One that is dropped unfinished was not taken: the memory's lengths stay.
+
+    Attributes:
+        beyond: the position without an entry that kept rows from being released, None if none did.
+    """
+
+    _native: Any
+    _codes: Any
+    beyond: int | None = None
+
+    def release(self, rows: int) -> bool:
+        """Lets the first `rows` rows be computed, which hold what they are to be computed from.
+
+        Returns:
+            False if that cannot be: a row's position has no entry in a table, or the program has begun another one
+            since. Then the timestep is of no use any more.
+        """
+        code: int = self._native.release(rows)
+        if code >= 0:
+            self.beyond = code
+        return bool(code == self._codes.DONE)
+
+    def finish(self) -> None:
+        """Waits until every row is done.
+
+        Raises:
+            RuntimeError: if a row's choice cannot be drawn, because probabilities are not finite; or if rows were
+                not released.
+        """
+        code: int = self._native.finish()
+        if code == self._codes.UNDRAWABLE:
+            raise RuntimeError("no action can be drawn: the policy's probabilities are not finite")
+        if code != self._codes.DONE:
+            raise RuntimeError("the timestep cannot be finished: not all of its rows were released")
+
+
 @dataclass
 class StepProgram(Operations):
     """Operations that can be run.
 
     After the last one is appended: `build`, then `refresh` whenever weights have changed, and `run` for every
-    timestep.
+    timestep, or `begin` and `finish` with other things to do between the two.
     """
 
     _native: Any = None
@@ -71,8 +109,7 @@ class StepProgram(Operations):
     _tables: list[Tensor] = field(default_factory=list)
     _positions: int = 0
     _filling: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-    _done: int = 0
-    _undrawable: int = 0
+    _codes: Any = None
 
     def _offsets(self, stride: Callable[[int], int]) -> list[int]:
         """A place in the workspace for every value; values that are never needed together share theirs."""
@@ -99,7 +136,7 @@ class StepProgram(Operations):
     def build(self) -> None:
         """Makes the native program; nothing can be appended afterwards."""
         module = STEP_PROGRAM.load()
-        self._native, self._done, self._undrawable = module.Program(), module.DONE, module.UNDRAWABLE
+        self._native, self._codes = module.Program(), module
         for offset, width in zip(self._offsets(module.row_stride), self.widths, strict=True):
             self._native.value(offset, width)
         for record in self._records:
@@ -153,6 +190,75 @@ class StepProgram(Operations):
             self._tables = tables  # the program reads them where they lie
             self._positions = positions
 
+    def prepare(
+        self,
+        batch: int,
+        inputs: Sequence[tuple[int, int]],
+        positions: Tensor,
+        memory: Memory,
+        noise: Tensor | None,
+        out: Tensor,
+        keep: object = None,
+    ) -> Run:
+        """Prepares one timestep of every row; helper threads may compute those that are released.
+
+        Args:
+            batch: B.
+            inputs: address and distance between rows, in numbers, of each float32 input.
+            positions: (B, ...) int64 with one number per row, contiguous.
+            memory: of the rows.
+            noise: see `choose` and `squash`; None for the likeliest action.
+            out: what the last operation fills, contiguous.
+            keep: what else must live until the step is finished, such as the inputs' tensors.
+
+        Returns:
+            The timestep. Until it is finished, nobody may write to the rows that were released, or read `out` or
+            what the memory becomes.
+        """
+        m = memory
+        run = self._native.prepare(
+            batch,
+            inputs,
+            positions.data_ptr(),
+            1,
+            -1 if self.table_limit is None else self._positions,
+            0 if m.keys is None else m.keys.data_ptr(),
+            0 if m.values is None else m.values.data_ptr(),
+            0 if m.lengths is None else m.lengths.data_ptr(),
+            0 if m.keys is None else m.keys.shape[2],
+            [(before.data_ptr(), after.data_ptr()) for before, after in m.states],
+            0 if noise is None else noise.data_ptr(),
+            out.data_ptr(),
+            noise is not None,
+            torch.get_num_threads(),
+            (positions, memory, noise, out, keep, self._tables),
+        )
+        return Run(run, self._codes)
+
+    def begin(
+        self,
+        batch: int,
+        inputs: Sequence[tuple[int, int]],
+        positions: Tensor,
+        memory: Memory,
+        noise: Tensor | None,
+        out: Tensor,
+        keep: object = None,
+    ) -> Run | None:
+        """`prepare`, and release all rows; tables grow as they must.
+
+        Returns:
+            None if a row's position has no entry in a table and cannot get one; then nothing was done.
+        """
+        while True:
+            run = self.prepare(batch, inputs, positions, memory, noise, out, keep)
+            if run.release(batch):
+                return run
+            beyond = run.beyond
+            if self.table_limit is None or beyond is None or beyond >= self.table_limit:
+                return None
+            self._fill_tables(min(max(2 * self._positions, beyond + 1), self.table_limit))
+
     def run(
         self,
         batch: int,
@@ -162,44 +268,13 @@ class StepProgram(Operations):
         noise: Tensor | None,
         out: Tensor,
     ) -> bool:
-        """One timestep of every row.
-
-        Args:
-            batch: B.
-            inputs: address and distance between rows, in numbers, of each float32 input.
-            positions: (B, ...) int64 with one number per row, contiguous.
-            memory: of the rows.
-            noise: see `choose` and `squash`; None for the likeliest action.
-            out: what the last operation fills, contiguous.
-
-        Returns:
-            False if a row's position has no entry in a table and cannot get one; then nothing was done.
+        """`begin` and `finish`; False where `begin` returns None.
 
         Raises:
             RuntimeError: if a row's choice cannot be drawn, because probabilities are not finite.
         """
-        while True:
-            m = memory
-            beyond = self._native.run(
-                batch,
-                inputs,
-                positions.data_ptr(),
-                1,
-                -1 if self.table_limit is None else self._positions,
-                0 if m.keys is None else m.keys.data_ptr(),
-                0 if m.values is None else m.values.data_ptr(),
-                0 if m.lengths is None else m.lengths.data_ptr(),
-                0 if m.keys is None else m.keys.shape[2],
-                [(before.data_ptr(), after.data_ptr()) for before, after in m.states],
-                0 if noise is None else noise.data_ptr(),
-                out.data_ptr(),
-                noise is not None,
-                torch.get_num_threads(),
-            )
-            if beyond == self._done:
-                return True
-            if beyond == self._undrawable:
-                raise RuntimeError("no action can be drawn: the policy's probabilities are not finite")
-            if self.table_limit is None or beyond < 0 or beyond >= self.table_limit:
-                return False
-            self._fill_tables(min(max(2 * self._positions, beyond + 1), self.table_limit))
+        run = self.begin(batch, inputs, positions, memory, noise, out)
+        if run is None:
+            return False
+        run.finish()
+        return True

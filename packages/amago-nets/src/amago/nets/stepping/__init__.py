@@ -10,6 +10,6 @@ program takes its output; else whoever asks for actions calls all modules as eve
 """
 
 from amago.nets.stepping.builder import Builder, NotTranslatedError, translates
-from amago.nets.stepping.policy import StepPolicy
+from amago.nets.stepping.policy import BegunStep, StepPolicy
 
-__all__ = ["Builder", "NotTranslatedError", "StepPolicy", "translates"]
+__all__ = ["BegunStep", "Builder", "NotTranslatedError", "StepPolicy", "translates"]

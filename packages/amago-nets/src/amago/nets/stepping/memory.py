@@ -26,6 +26,13 @@ class NoMemory:
         """For B rows."""
         return Memory(), hidden_state
 
+    def can_forget(self, hidden_state: Any) -> bool:
+        """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
+        return hidden_state is None
+
+    def forget(self, hidden_state: Any, rows: slice, ended: Tensor) -> None:
+        """Sets the rows that ended, (R,) bool, to zero among `rows`."""
+
 
 class RingMemory:
     """The ring caches of a Transformer, written in place.
@@ -55,6 +62,14 @@ class RingMemory:
         self._memory = memory = Memory(keys=keys, values=values, lengths=lengths)
         return memory, hidden_state
 
+    def can_forget(self, hidden_state: Any) -> bool:
+        """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
+        return True
+
+    def forget(self, hidden_state: TformerHiddenState, rows: slice, ended: Tensor) -> None:
+        """Sets the rows that ended, (R,) bool, to no steps among `rows`."""
+        hidden_state.seq_lens[rows].masked_fill_(ended, 0)
+
 
 class RecurrentMemory:
     """The hidden states of a GRU's layers, new ones at every step.
@@ -75,6 +90,14 @@ class RecurrentMemory:
             return None
         after = torch.empty(shape)
         return Memory(states=list(zip(hidden_state.unbind(), after.unbind(), strict=True))), after
+
+    def can_forget(self, hidden_state: Any) -> bool:
+        """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
+        return hidden_state is not None
+
+    def forget(self, hidden_state: Tensor, rows: slice, ended: Tensor) -> None:
+        """Sets the rows that ended, (R,) bool, to zero among `rows`."""
+        hidden_state[:, rows].masked_fill_(ended[:, None], 0.0)
 
 
 class MambaMemory:
@@ -103,6 +126,15 @@ class MambaMemory:
             (before[kind][layer], after[kind][layer]) for layer in range(self.layers) for kind in (0, 1)
         ]
         return Memory(states=states), MambaHiddenState(*after)
+
+    def can_forget(self, hidden_state: Any) -> bool:
+        """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
+        return True
+
+    def forget(self, hidden_state: MambaHiddenState, rows: slice, ended: Tensor) -> None:
+        """Sets the rows that ended, (R,) bool, to zero among `rows`."""
+        for state in (*hidden_state.conv, *hidden_state.ssm):
+            state[rows].masked_fill_(ended[:, None, None], 0.0)
 
 
 MemoryKind = NoMemory | RingMemory | RecurrentMemory | MambaMemory

@@ -1,7 +1,9 @@
 """Encoders and actor as one step program, kept up to date.
 
     policy = StepPolicy()
-    chosen = policy.step(encoder, traj_encoder, actor, obs, rl2s, time_idxs, hidden_state, sample)
+    begun = policy.begin((encoder, traj_encoder, actor), obs, rl2s, time_idxs, hidden_state, sample)
+    ...  # other things to do while a helper thread may compute
+    chosen = begun.finish()
 
 Shapes: B rows, A width of the action representation, P parameters of the action distribution.
 """
@@ -9,14 +11,14 @@ Shapes: B rows, A width of the action representation, P parameters of the action
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amago.kernels.step_program import StepProgram, wanted, why_not
+from amago.kernels.step_program import Run, StepProgram, wanted, why_not
 from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.stepping import encoders, heads, layers  # noqa: F401 - they register their translations
 from amago.nets.stepping.builder import Builder, NotTranslatedError
@@ -35,6 +37,10 @@ class _Made:
     inputs: list[tuple[str | None, int]] | None  # None: what the timestep encoder computes as a module
     memory: MemoryKind
     ending: Ending
+
+    def can_be_in_parts(self, hidden_state: Any) -> bool:
+        """Whether rows may be given one after the other; a module that computes inputs wants all at once."""
+        return self.inputs is not None and self.memory.can_forget(hidden_state)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,47 @@ class Chosen:
     hidden_state: Any
 
 
+@dataclass(slots=True)
+class BegunStep:
+    """A timestep that was begun; no step is taken if it is dropped before `finish`."""
+
+    _run: Run
+    _policy: StepPolicy
+    _chosen: Chosen
+    _forget: Callable[[Any, slice, Tensor], None]
+    _hidden_state: Any
+
+    def release(self, rows: slice, ended: Tensor | None = None) -> bool:
+        """Lets these rows be computed, of a timestep that was begun in parts; all rows before them were released.
+
+        Args:
+            rows: they hold the inputs that they are to be computed from.
+            ended: (R,) those of them whose episode ended: the hidden state forgets them, in place. None if there
+                are none.
+
+        Returns:
+            False if that cannot be; then the timestep is of no use any more.
+        """
+        if ended is not None:
+            self._forget(self._hidden_state, rows, ended)
+        return self._run.release(rows.stop)
+
+    @property
+    def hidden_state(self) -> Any:
+        """The one after the step; not to be read before `finish`."""
+        return self._chosen.hidden_state
+
+    def finish(self) -> Chosen:
+        """Waits for what the step gives.
+
+        Raises:
+            RuntimeError: if the policy's probabilities are not finite.
+        """
+        self._run.finish()
+        self._policy.steps += 1
+        return self._chosen
+
+
 class StepPolicy:
     """Acts through a step program where there can be one, and says so where not.
 
@@ -110,7 +157,7 @@ class StepPolicy:
     def __reduce__(self) -> tuple[Any, ...]:
         return StepPolicy, ()
 
-    def step(
+    def begin(
         self,
         parts: Parts,
         obs: Mapping[str, Tensor],
@@ -118,19 +165,18 @@ class StepPolicy:
         time_idxs: Tensor,
         hidden_state: Any,
         sample: bool,
-    ) -> Chosen | None:
-        """One timestep of every row.
+        in_parts: bool = False,
+    ) -> BegunStep | None:
+        """Begins one timestep of every row.
 
         Args:
             parts: of the agent, in that order.
             obs, rl2s, time_idxs, hidden_state, sample: as `get_actions` of agents takes them.
+            in_parts: no row is computed before it is released; what is given may still change until then.
 
         Returns:
             None if the program cannot do it; then nothing has happened, and `reason` says why where it lies in
-            the networks.
-
-        Raises:
-            RuntimeError: if the policy's probabilities are not finite.
+            the networks. Until the step is finished, nobody may write to what was given.
         """
         if (
             not rl2s.is_cpu
@@ -144,7 +190,7 @@ class StepPolicy:
         if made is None:
             return None
         taken = made.memory.take(rl2s.shape[0], hidden_state)
-        if taken is None:
+        if taken is None or (in_parts and not made.can_be_in_parts(hidden_state)):
             return None
         memory, after = taken
         given = self._given
@@ -152,14 +198,17 @@ class StepPolicy:
             given = self._given = _given(made, parts[0], obs, rl2s, time_idxs)
             if given is None:
                 return None
-        batch = given.batch
-        ending = made.ending
+        if in_parts and given.converted:
+            return None
+        batch, ending, program = given.batch, made.ending, made.program
         out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
         noise = ending.draw(batch, ending.width) if sample and ending.draw is not None else None
-        if not made.program.run(batch, given.addresses(), given.time_idxs, memory, noise, out):
+        begin = program.prepare if in_parts else program.begin
+        run = begin(batch, given.addresses(), given.time_idxs, memory, noise, out, given.tensors)
+        if run is None:
             return None
-        self.steps += 1
-        return Chosen(out, ending.draw is not None, after)
+        chosen = Chosen(out, ending.draw is not None, after)
+        return BegunStep(run, self, chosen, made.memory.forget, hidden_state)
 
     def _up_to_date(self, parts: Parts) -> _Made | None:
         """The program with the present weights; None if there can be none."""

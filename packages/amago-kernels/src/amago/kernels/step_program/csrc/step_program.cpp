@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <mutex>
 
 #include "attend.h"
 #include "choices.h"
@@ -15,111 +14,23 @@
 #include "norms.h"
 #include "peak.h"
 #include "positions.h"
+#include "program.h"
 #include "recurrent.h"
-#include "rows.h"
 #include "selective.h"
-#include "team.h"
 #include "watch.h"
 
 namespace py = pybind11;
 
-namespace {
-
 using namespace amago;
 
-constexpr int64_t kTileRows = 4 * kBlockRows;
-constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them to another thread
+namespace {
 
-constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3;
-
-class Program {
-public:
-    // A value of that width; the id counts from 0.
-    int64_t value(int64_t offset, int64_t width) {
-        values_.push_back({offset, width});
-        numbers_per_row_ = std::max(numbers_per_row_, offset + row_stride(width));
-        return static_cast<int64_t>(values_.size()) - 1;
-    }
-
-    template <class Kind, class... Arguments>
-    int64_t append(Arguments&&... arguments) {
-        operations_.push_back(std::make_unique<Kind>(std::forward<Arguments>(arguments)...));
-        return static_cast<int64_t>(operations_.size()) - 1;
-    }
-
-    const Value& at(int64_t id) const { return values_.at(id); }
-    const Value* maybe(int64_t id) const { return id < 0 ? nullptr : &values_.at(id); }
-
-    void set(int64_t operation, uintptr_t matrix, int64_t rows, int64_t columns, uintptr_t vector, int64_t count) {
-        const std::lock_guard alone(one_at_a_time_);
-        operations_.at(operation)->set(reinterpret_cast<const float*>(matrix), rows, columns,
-                                       reinterpret_cast<const float*>(vector), count);
-    }
-
-    // Runs the rows' step, and counts it in `lengths` if there are any. Returns kDone or kUndrawable; or, when nothing
-    // was run, a position beyond the tables or kNegative.
-    int64_t run(Step& step, int64_t table, int64_t* lengths, int threads) {
-        const std::lock_guard alone(one_at_a_time_);
-        if (table >= 0)
-            for (int64_t row = 0; row < step.batch; ++row)
-                if (const int64_t position = step.positions[row * step.position_stride];
-                    position < 0 || position >= table)
-                    return position < 0 ? kNegative : position;
-        if (lengths)  // a negative one would be a slot outside the ring
-            for (int64_t row = 0; row < step.batch; ++row)
-                if (lengths[row] < 0) return kNegative;
-        std::atomic<bool> undrawable{false};
-        step.undrawable = &undrawable;
-        const int64_t useful = std::max<int64_t>(1, step.batch / kRowsPerThread);
-        const bool choice = threads > 1 && useful > 1;
-        const bool together = choice && team_.together(omp_get_wtime());
-        const int team = together ? static_cast<int>(std::min<int64_t>(threads, useful)) : 1;
-        if (static_cast<int>(workspaces_.size()) < team) workspaces_.resize(team);
-        if (team == 1)
-            share(step, 0, step.batch, workspaces_[0], seconds_.empty() ? nullptr : &seconds_);
-        else {
-#pragma omp parallel num_threads(team)
-            {
-                const int64_t count = omp_get_num_threads(), me = omp_get_thread_num();
-                share(step, step.batch * me / count, step.batch * (me + 1) / count, workspaces_[me], nullptr);
-            }
-        }
-        if (lengths)
-            for (int64_t row = 0; row < step.batch; ++row) ++lengths[row];
-        return undrawable ? kUndrawable : kDone;
-    }
-
-    // Seconds that each operation has taken since the first call, in runs by one thread.
-    std::vector<double> profile() {
-        const std::lock_guard alone(one_at_a_time_);
-        seconds_.resize(operations_.size());
-        return seconds_;
-    }
-
-private:
-    void share(const Step& step, int64_t begin, int64_t end, Numbers& workspace, std::vector<double>* profile) const {
-        const int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
-        if (tiles == 0) return;
-        const int64_t size = (end - begin + tiles - 1) / tiles;
-        const int64_t numbers = numbers_per_row_ * size + kPanel;  // some operations read a vector beyond the last row
-        if (workspace.size() < numbers) workspace.assign(numbers, 0.0f);
-        for (int64_t first = begin; first < end; first += size) {
-            const Tile tile{workspace.data(), size, first, std::min(size, end - first)};
-            for (size_t i = 0; i < operations_.size(); ++i) {
-                const double start = profile ? omp_get_wtime() : 0;
-                operations_[i]->run(step, tile);
-                if (profile) (*profile)[i] += omp_get_wtime() - start;
-            }
-        }
-    }
-
-    std::vector<Value> values_;
-    std::vector<std::unique_ptr<Operation>> operations_;
-    std::vector<Numbers> workspaces_;
-    std::vector<double> seconds_;
-    std::mutex one_at_a_time_;  // a run goes on without Python's lock
-    int64_t numbers_per_row_ = 0;
-    Team team_;
+// A run with what keeps its addresses valid.
+struct Prepared {
+    std::unique_ptr<Run> run;
+    py::object kept;
+    Prepared(std::unique_ptr<Run> of, py::object keep) : run(std::move(of)), kept(std::move(keep)) {}
+    ~Prepared() { run.reset(); }  // first, as it waits for the helpers
 };
 
 }  // namespace
@@ -136,8 +47,8 @@ PYBIND11_MODULE(amago_step_program, m) {
         .def("tensor", &Watch::tensor)
         .def("same_structure", &Watch::same_structure)
         .def("weights_changed", &Watch::weights_changed);
-    py::class_<Program>(m, "Program")
-        .def(py::init<>())
+    py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+        .def(py::init([] { return std::make_shared<Program>(); }))
         .def("value", &Program::value)
         .def("set", &Program::set)
         .def("profile", &Program::profile)
@@ -195,27 +106,33 @@ PYBIND11_MODULE(amago_step_program, m) {
              [](Program& p, int64_t x, float log_low, float log_high) {
                  return p.append<Squash>(p.at(x), log_low, log_high);
              })
-        .def(
-            "run",
-            [](Program& p, int64_t batch, const std::vector<std::pair<uintptr_t, int64_t>>& inputs,
-               uintptr_t positions, int64_t position_stride, int64_t table, uintptr_t keys, uintptr_t values,
-               uintptr_t lengths, int64_t slots, const std::vector<std::pair<uintptr_t, uintptr_t>>& states,
-               uintptr_t noise, uintptr_t out, bool sample, int threads) {
-                Step step;
-                for (const auto& [address, stride] : inputs) step.inputs.push_back({address, stride});
-                step.positions = reinterpret_cast<const int64_t*>(positions);
-                step.position_stride = position_stride;
-                step.keys = reinterpret_cast<float*>(keys);
-                step.values = reinterpret_cast<float*>(values);
-                step.lengths = reinterpret_cast<const int64_t*>(lengths);
-                step.slots = slots;
-                for (const auto& [before, after] : states)
-                    step.states.push_back({reinterpret_cast<const float*>(before), reinterpret_cast<float*>(after)});
-                step.batch = batch;
-                step.noise = reinterpret_cast<const float*>(noise);
-                step.out = reinterpret_cast<void*>(out);
-                step.sample = sample;
-                return p.run(step, table, reinterpret_cast<int64_t*>(lengths), threads);
-            },
-            py::call_guard<py::gil_scoped_release>());
+        .def("prepare",
+             [](const std::shared_ptr<Program>& p, int64_t batch,
+                const std::vector<std::pair<uintptr_t, int64_t>>& inputs, uintptr_t positions, int64_t position_stride,
+                int64_t table, uintptr_t keys, uintptr_t values, uintptr_t lengths, int64_t slots,
+                const std::vector<std::pair<uintptr_t, uintptr_t>>& states, uintptr_t noise, uintptr_t out,
+                bool sample, int threads, py::object keep) {
+                 auto run = std::make_unique<Run>(p);
+                 Step& step = run->step;
+                 for (const auto& [address, stride] : inputs) step.inputs.push_back({address, stride});
+                 step.positions = reinterpret_cast<const int64_t*>(positions);
+                 step.position_stride = position_stride;
+                 step.keys = reinterpret_cast<float*>(keys);
+                 step.values = reinterpret_cast<float*>(values);
+                 step.lengths = reinterpret_cast<const int64_t*>(lengths);
+                 step.slots = slots;
+                 for (const auto& [before, after] : states)
+                     step.states.push_back({reinterpret_cast<const float*>(before), reinterpret_cast<float*>(after)});
+                 step.batch = batch;
+                 step.noise = reinterpret_cast<const float*>(noise);
+                 step.out = reinterpret_cast<void*>(out);
+                 step.sample = sample;
+                 run->step_lengths = reinterpret_cast<int64_t*>(lengths);
+                 run->table = table;
+                 run->threads = threads;
+                 return std::make_unique<Prepared>(std::move(run), std::move(keep));
+             });
+    py::class_<Prepared>(m, "Run")
+        .def("release", [](Prepared& prepared, int64_t rows) { return prepared.run->release(rows); })
+        .def("finish", [](Prepared& prepared) { return prepared.run->finish(); }, py::call_guard<py::gil_scoped_release>());
 }
