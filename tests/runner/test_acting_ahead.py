@@ -1,0 +1,337 @@
+"""An agent that begins with actions while environments step and are recorded acts as it would later."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from amago.agent import Agent
+from amago.envs import AMAGOEnv, EpsilonGreedy
+from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
+from amago.envs.vector import StagedVectorEnv, make_vector_env
+from amago.experiment.episodes import Limits
+from amago.experiment.rollout import Rollout
+from amago.hindsight import load_trajectory
+from amago.nets.traj_encoders import (
+    FFTrajEncoder,
+    GRUTrajEncoder,
+    MambaTrajEncoder,
+    TformerTrajEncoder,
+    TrajEncoder,
+)
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+CPU = torch.device("cpu")
+ROWS = 25  # three stages
+ENCODERS = [FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, MambaTrajEncoder]
+
+
+class Dice(gym.Env[np.ndarray, int]):
+    """Episodes of random lengths, rather short; rewards tell the actions. `trouble` is raised in step `at`."""
+
+    def __init__(self, at: int = 0, trouble: BaseException | None = None) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+        self.at, self.trouble, self.life = at, trouble, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.random(3).astype(np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.life += 1
+        if self.life == self.at and self.trouble is not None:
+            raise self.trouble
+        obs = self.np_random.random(3).astype(np.float32)
+        return obs, float(action), bool(obs[0] < 0.1), bool(obs[1] < 0.05), {}
+
+
+class Later(Agent):
+    """Begins with nothing before it is asked for its actions."""
+
+    def begin_actions(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+MakeRollout = Callable[..., Rollout]
+
+
+@pytest.fixture
+def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[MakeRollout]:
+    """Makes rollouts that record into a folder of their own; all are alike but for what they are told."""
+    made: list[Rollout] = []
+
+    def make(
+        agent_type: type[Agent] = Agent,
+        encoder: type[TrajEncoder] = GRUTrajEncoder,
+        env_mode: str = "sync",
+        trouble: dict[int, Dice] | None = None,
+        rows: int = ROWS,
+    ) -> Rollout:
+        def maker(row: int) -> Callable[[], AMAGOEnv]:
+            return lambda: AMAGOEnv((trouble or {}).get(row) or Dice(), env_name="dice")
+
+        envs = make_vector_env(
+            [maker(row) for row in range(rows)],
+            env_mode=env_mode,
+            exploration_wrapper_type=EpsilonGreedy,
+            seed=0,
+        )
+        torch.manual_seed(0)
+        agent = agent_type(
+            obs_space=envs.observation_space,
+            rl2_space=envs.rl2_space,
+            action_space=envs.action_space,
+            max_seq_len=6,
+            tstep_encoder_type=FFTstepEncoder,
+            traj_encoder_type=encoder,
+        )
+        with torch.no_grad():
+            for parameter in agent.parameters():
+                parameter.mul_(4.0)  # or the policy would hardly depend on what it sees and remembers
+        recorder = TrajectoryRecorder(
+            rows, save_to=tmp_path / str(len(made)), save_len=8, max_seq_len=2, rng=np.random.default_rng(0)
+        )
+        made.append(Rollout(agent, envs, device=CPU, recorder=recorder, double_buffer=False))
+        return made[-1]
+
+    yield make
+    for rollout in made:
+        assert rollout.recorder is not None
+        rollout.recorder.close()
+        rollout.vector_env.close()
+
+
+def files_of(rollout: Rollout) -> list[str]:
+    """What each file says, in an order of their contents; writes what is unfinished first."""
+    recorder = rollout.recorder
+    assert recorder is not None
+    assert recorder._writer is not None
+    recorder.cut()
+    recorder.flush()
+    stored = [load_trajectory(path).to_dict() for path in recorder._writer.folder.iterdir()]
+    return sorted(repr({key: array.tolist() for key, array in found.items()}) for found in stored)
+
+
+def note_calls(rollout: Rollout, name: str) -> list[Any]:
+    """What `begin_actions` or `get_actions` gives from now on."""
+    calls: list[Any] = []
+    kind = type(rollout.agent)
+    original = getattr(kind, name)
+
+    def noting(self: Agent, *args: Any, **kwargs: Any) -> Any:
+        calls.append(original(self, *args, **kwargs))
+        return calls[-1]
+
+    # A class of its own, as an agent that has `get_actions` overridden is not asked to begin
+    rollout.agent.__class__ = type("Noted", (kind,), {name: noting})
+    return calls
+
+
+@pytest.mark.parametrize("limits", [{"timesteps": 70}, {"episodes": 90}], ids=["timesteps", "episodes"])
+@pytest.mark.parametrize("env_mode", ["sync", "async"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_an_agent_that_begins_early_acts_as_one_that_does_not(encoder, env_mode, limits, make_rollout):
+    random, files, counts, begun = [], [], [], []
+    for agent_type in (Agent, Later):
+        rollout = make_rollout(agent_type, encoder, env_mode)
+        begun.append(note_calls(rollout, "begin_actions"))
+        torch.manual_seed(1)
+        for _ in range(3):
+            rollout.run(**limits)
+        random.append(torch.rand(1))  # as many numbers were drawn
+        files.append(files_of(rollout))
+        counts.append((rollout.stats.returns, rollout.stats.lengths, rollout.steps_by_env_name))
+    assert random[0] == random[1]
+    assert files[0] == files[1]
+    assert counts[0] == counts[1]
+    assert sum(call is not None for call in begun[0]) > 60
+
+
+def test_environments_of_this_process_are_acted_for_while_others_step(make_rollout):
+    rollout = make_rollout()
+    assert isinstance(rollout.vector_env, StagedVectorEnv)
+    rows: list[int] = []
+    released = []
+    whole = rollout._whole
+    release = whole.release
+
+    def noting(ready: slice, ended: Any) -> None:
+        release(ready, ended)
+        rows.append(ready.stop)
+        released.append(whole.has_begun)
+
+    whole.release = noting
+    rollout.run(timesteps=10)
+    assert rows == [8, 16, 25] * 9  # nothing is begun in the last step
+    assert all(released)
+
+
+def test_nothing_is_begun_that_may_not_be_needed(make_rollout):
+    rollout = make_rollout()
+    begun = note_calls(rollout, "begin_actions")
+    rollout.run(timesteps=1)
+    assert begun == []
+    rollout.run(timesteps=2)
+    assert len(begun) == 1
+    rollout.run(timesteps=20, render=False, episodes=1)
+    assert not rollout._whole.has_begun
+
+
+def test_rendered_steps_are_not_begun_early(make_rollout, monkeypatch):
+    rollout = make_rollout()
+    begun = note_calls(rollout, "begin_actions")
+    monkeypatch.setattr(rollout.vector_env, "render", lambda: None)
+    rollout.run(timesteps=5, render=True)
+    assert begun == []
+
+
+class Own(Agent):
+    """Acts in its own way."""
+
+    def get_actions(self, *args: Any, **kwargs: Any) -> Any:
+        actions, hidden_state = super().get_actions(*args, **kwargs)
+        return torch.full_like(actions, 2), hidden_state
+
+
+class OwnReset(Agent):
+    """Forgets in its own way."""
+
+    def reset_hidden_state(self, hidden_state: Any, dones: Any) -> Any:
+        return super().reset_hidden_state(hidden_state, dones)
+
+
+def test_an_agent_that_acts_in_its_own_way_is_asked_at_every_step(make_rollout):
+    rollout = make_rollout(Own)
+    asked = note_calls(rollout, "get_actions")
+    rollout.run(timesteps=7)
+    assert len(asked) == 7
+    assert all((actions == 2).all() for actions, _ in asked)
+
+
+def test_an_agent_that_forgets_in_its_own_way_is_asked_to(make_rollout):
+    rollouts = [make_rollout(agent_type) for agent_type in (OwnReset, Later)]
+    for rollout in rollouts:
+        torch.manual_seed(1)
+        forgotten = note_calls(rollout, "reset_hidden_state")
+        rollout.run(timesteps=50)
+        assert forgotten
+    assert files_of(rollouts[0]) == files_of(rollouts[1])
+
+
+def test_a_method_that_was_replaced_on_the_agent_itself_is_called(make_rollout):
+    rollout = make_rollout()
+    asked, get_actions = [], rollout.agent.get_actions
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        asked.append(1)
+        return get_actions(*args, **kwargs)
+
+    rollout.agent.get_actions = noting
+    rollout.run(timesteps=7)
+    assert len(asked) == 7
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_failed_write_leaves_no_trace_in_what_the_agent_does(encoder, make_rollout, monkeypatch):
+    rollout, plain = make_rollout(encoder=encoder), make_rollout(Later, encoder)
+    add, adds = rollout.recorder.add, 0
+
+    def failing(*args: Any) -> None:
+        nonlocal adds
+        add(*args)
+        adds += 1
+        if adds in (3, 4, 20):
+            raise TrajectoryWriteError("the disk is full")
+
+    monkeypatch.setattr(rollout.recorder, "add", failing)
+    left = 40
+    while left:
+        before = adds
+        try:
+            rollout.run(timesteps=left, sample=False)
+        except TrajectoryWriteError:
+            assert not rollout._whole.has_begun
+        left -= adds - before
+    plain.run(timesteps=40, sample=False)
+    assert files_of(rollout) == files_of(plain)
+
+
+@pytest.mark.parametrize("row", [0, 7, 8, 24])
+def test_an_error_of_an_environment_arrives_and_the_next_run_begins_new_episodes(row, make_rollout):
+    rollout = make_rollout(trouble={row: Dice(6, ZeroDivisionError("no dice"))})
+    with pytest.raises(ZeroDivisionError, match="no dice"):
+        rollout.run(timesteps=20)
+    assert not rollout.started
+    assert not rollout._whole.has_begun
+    rollout.run(timesteps=20)
+    assert rollout.recorder.total_frames == ROWS * 25
+
+
+@pytest.mark.parametrize("row", [3, 20])
+def test_an_observation_that_is_not_finite_is_an_error_that_names_the_environment(row, make_rollout):
+    class Broken(Dice):
+        def step(self, action: int) -> Any:
+            obs, *rest = super().step(action)
+            return (obs * np.nan if self.life == 5 else obs, *rest)
+
+    rollout = make_rollout(trouble={row: Broken()})
+    with pytest.raises(ValueError, match=rf"environment {row} \('dice'\) is not finite"):
+        rollout.run(timesteps=20)
+
+
+def test_a_hidden_state_that_is_replaced_in_between_is_acted_on(make_rollout):
+    def run(agent_type: type[Agent]) -> list[str]:
+        rollout = make_rollout(agent_type)
+        steps = 0
+
+        def forget_now_and_then(_: int) -> None:
+            nonlocal steps
+            steps += 1
+            if steps % 3 == 0:
+                rollout.hidden_state = torch.zeros_like(rollout.hidden_state)
+
+        rollout.run(timesteps=30, sample=False, progress=forget_now_and_then)
+        return files_of(rollout)
+
+    assert run(Agent) == run(Later)
+
+
+def test_the_agent_may_act_elsewhere_in_between(make_rollout):
+    def run(agent_type: type[Agent]) -> list[str]:
+        rollout = make_rollout(agent_type)
+        other = make_rollout(rows=13)
+        other.reset()
+        other._whole.agent = rollout.agent
+
+        def act_elsewhere(_: int) -> None:
+            if threading.current_thread() is threading.main_thread():
+                other.run(timesteps=2, sample=False)
+
+        rollout.run(timesteps=30, sample=False, progress=act_elsewhere)
+        return files_of(rollout)
+
+    assert run(Agent) == run(Later)
+
+
+@pytest.mark.parametrize(
+    ("timesteps", "remaining", "ends", "expected"),
+    [
+        (10, None, 25, True),
+        (1, None, 0, False),
+        (None, [1, 1], 1, True),
+        (None, [1, 1], 2, False),
+        (None, [5, 0], 2, True),
+        (1, [5, 5], 0, False),
+    ],
+)
+def test_whether_a_rollout_goes_on_is_known_before_its_episodes_end(timesteps, remaining, ends, expected):
+    limits = Limits(timesteps, None, 2)
+    if remaining is not None:
+        limits.remaining = np.array(remaining)
+    assert limits.outlast(ends) is expected
