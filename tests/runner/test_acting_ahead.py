@@ -27,6 +27,7 @@ from amago.nets.traj_encoders import (
 from amago.nets.tstep_encoders import FFTstepEncoder
 
 CPU = torch.device("cpu")
+DISCRETE = gym.spaces.Discrete(3)
 ROWS = 25  # three stages
 ENCODERS = [FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, MambaTrajEncoder]
 
@@ -34,21 +35,26 @@ ENCODERS = [FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, MambaTrajEncoder]
 class Dice(gym.Env[np.ndarray, int]):
     """Episodes of random lengths, rather short; rewards tell the actions. `trouble` is raised in step `at`."""
 
-    def __init__(self, at: int = 0, trouble: BaseException | None = None) -> None:
+    def __init__(
+        self,
+        at: int = 0,
+        trouble: BaseException | None = None,
+        action_space: gym.Space[Any] = DISCRETE,
+    ) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.action_space = gym.spaces.Discrete(3)
+        self.action_space = action_space
         self.at, self.trouble, self.life = at, trouble, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         return self.np_random.random(3).astype(np.float32), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.life += 1
         if self.life == self.at and self.trouble is not None:
             raise self.trouble
         obs = self.np_random.random(3).astype(np.float32)
-        return obs, float(action), bool(obs[0] < 0.1), bool(obs[1] < 0.05), {}
+        return obs, float(np.sum(action)), bool(obs[0] < 0.1), bool(obs[1] < 0.05), {}
 
 
 class Later(Agent):
@@ -72,12 +78,21 @@ def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[MakeRollout]:
         env_mode: str = "sync",
         trouble: dict[int, Dice] | None = None,
         rows: int = ROWS,
+        action_space: gym.Space[Any] = DISCRETE,
     ) -> Rollout:
         def maker(row: int) -> Callable[[], AMAGOEnv]:
-            return lambda: AMAGOEnv((trouble or {}).get(row) or Dice(), env_name="dice")
+            dice = (trouble or {}).get(row) or Dice(action_space=action_space)
+            return lambda: AMAGOEnv(dice, env_name="dice")
+
+        makers = [maker(row) for row in range(rows)]
+        if env_mode == "already_vectorized":
+            vectorized = gym.vector.SyncVectorEnv(
+                [Dice] * rows, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP
+            )
+            makers = [lambda: AMAGOEnv(vectorized, env_name="dice", batched_envs=rows)]
 
         envs = make_vector_env(
-            [maker(row) for row in range(rows)],
+            makers,
             env_mode=env_mode,
             exploration_wrapper_type=EpsilonGreedy,
             seed=0,
@@ -90,6 +105,8 @@ def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[MakeRollout]:
             max_seq_len=6,
             tstep_encoder_type=FFTstepEncoder,
             traj_encoder_type=encoder,
+            online_coeff=0.0,  # which all action spaces allow
+            offline_coeff=1.0,
         )
         with torch.no_grad():
             for parameter in agent.parameters():
@@ -134,7 +151,7 @@ def note_calls(rollout: Rollout, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("limits", [{"timesteps": 70}, {"episodes": 90}], ids=["timesteps", "episodes"])
-@pytest.mark.parametrize("env_mode", ["sync", "async"])
+@pytest.mark.parametrize("env_mode", ["sync", "async", "already_vectorized"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_an_agent_that_begins_early_acts_as_one_that_does_not(encoder, env_mode, limits, make_rollout):
     random, files, counts, begun = [], [], [], []
@@ -151,6 +168,27 @@ def test_an_agent_that_begins_early_acts_as_one_that_does_not(encoder, env_mode,
     assert files[0] == files[1]
     assert counts[0] == counts[1]
     assert sum(call is not None for call in begun[0]) > 60
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [
+        gym.spaces.MultiDiscrete([2, 3]),
+        gym.spaces.MultiBinary(
+            3
+        ),  # the program gives the distribution, which draws when the actions are finished
+        gym.spaces.Box(-2.0, 1.0, (2,), np.float32),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_so_it_does_in_every_action_space(action_space, make_rollout):
+    files = []
+    for agent_type in (Agent, Later):
+        rollout = make_rollout(agent_type, action_space=action_space)
+        torch.manual_seed(1)
+        rollout.run(timesteps=70)
+        files.append(files_of(rollout))
+    assert files[0] == files[1]
 
 
 def test_environments_of_this_process_are_acted_for_while_others_step(make_rollout):

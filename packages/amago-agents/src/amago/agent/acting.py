@@ -35,18 +35,18 @@ class BegunActions:
         """The one after the step; not to be read before `finish`, but the next actions may be begun with it."""
         return self._step.hidden_state
 
-    def release(self, rows: slice, ended: Tensor | None = None) -> bool:
+    def release(self, rows: slice, starts: Tensor | None = None) -> bool:
         """Lets these rows be computed, of actions that were begun in parts; all rows before them were released.
 
         Args:
             rows: they hold the inputs that they are to be computed from.
-            ended: (R,) those of them whose episode ended: the hidden state forgets them, in place. None if there
-                are none.
+            starts: (R,) those of them where an episode begins: the hidden state forgets them, in place. None if
+                there are none.
 
         Returns:
             False if that cannot be; then what was begun is of no use any more.
         """
-        return self._step.release(rows, ended)
+        return self._step.release(rows, starts)
 
     def finish(self) -> tuple[Tensor, Any]:
         """Waits for what `get_actions` returns.

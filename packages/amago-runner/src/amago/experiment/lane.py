@@ -124,21 +124,21 @@ class Lane:
             self._may_begin_in_parts = begun is not None
         return begun
 
-    def release(self, rows: slice, ended: npt.NDArray[np.bool_] | None) -> None:
+    def release(self, rows: slice, starts: npt.NDArray[np.bool_] | None) -> None:
         """During a step: these rows, and all before them, hold what the agent acts on next.
 
         Args:
             rows: which ones.
-            ended: (R,) those whose episode ended; None if there are none.
+            starts: (R,) those where that begins an episode; None if there are none.
         """
         begun = self._begun
         if begun is None:
             return
-        if ended is None:
+        if starts is None:
             released = begun.release(rows)
         else:
             with torch.inference_mode():
-                released = begun.release(rows, torch.from_numpy(ended))
+                released = begun.release(rows, torch.from_numpy(starts))
         if not released:
             self._begun = None
 

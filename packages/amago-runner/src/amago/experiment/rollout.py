@@ -2,7 +2,7 @@
 
 The hot path of collecting and evaluating: per step one call of the agent and one of the environment, or two for a
 half of the actors each (`double_buffer`), and no Python that runs once per actor, except for actors whose episode
-ends.
+ends. Where the agent can, it begins with the next actions while environments step and are recorded.
 
 Shapes: N actors.
 """
@@ -146,7 +146,7 @@ class Rollout:
             episodes: episodes of all actors together; None for no limit.
             sample: draw actions from the policy; False takes its mode.
             render: render the environment after every step, all of which are then taken together.
-            progress: called after every step with N.
+            progress: called after every step with N; the agent may have begun with the next actions by then.
 
         Raises:
             ValueError: neither limit is given.

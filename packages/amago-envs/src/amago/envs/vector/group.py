@@ -211,12 +211,11 @@ class EnvGroup:
             arrays.rl2s[:, 0] = arrays.rewards
             arrays.rl2s[:, 1:] = arrays.actions
             done = arrays.terminated | arrays.truncated
-            ended = np.count_nonzero(done) > 0
-            if ended:
-                started = self._start_episodes(stage, done)
-                _note_names(started, after_reset)
+            if np.count_nonzero(done):
+                _note_names(self._start_episodes(stage, done), after_reset)
             if ready is not None:
-                ready(stage.rows, done if ended else None)
+                starts = done if self._singles is not None else done | arrays.only_reset
+                ready(stage.rows, starts if np.count_nonzero(starts) else None)
         if metrics or in_step or after_reset:
             return StepNotes(metrics=metrics, names_in_step=in_step, names_after_reset=after_reset)
         return None

@@ -30,8 +30,8 @@ class NoMemory:
         """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
         return hidden_state is None
 
-    def forget(self, hidden_state: Any, rows: slice, ended: Tensor) -> None:
-        """Sets the rows that ended, (R,) bool, to zero among `rows`."""
+    def forget(self, hidden_state: Any, rows: slice, starts: Tensor) -> None:
+        """Sets the rows that start anew, (R,) bool, to zero among `rows`."""
 
 
 class RingMemory:
@@ -66,9 +66,9 @@ class RingMemory:
         """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
         return True
 
-    def forget(self, hidden_state: TformerHiddenState, rows: slice, ended: Tensor) -> None:
-        """Sets the rows that ended, (R,) bool, to no steps among `rows`."""
-        hidden_state.seq_lens[rows].masked_fill_(ended, 0)
+    def forget(self, hidden_state: TformerHiddenState, rows: slice, starts: Tensor) -> None:
+        """Sets the rows that start anew, (R,) bool, to no steps among `rows`."""
+        hidden_state.seq_lens[rows].masked_fill_(starts, 0)
 
 
 class RecurrentMemory:
@@ -95,9 +95,9 @@ class RecurrentMemory:
         """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
         return hidden_state is not None
 
-    def forget(self, hidden_state: Tensor, rows: slice, ended: Tensor) -> None:
-        """Sets the rows that ended, (R,) bool, to zero among `rows`."""
-        hidden_state[:, rows].masked_fill_(ended[:, None], 0.0)
+    def forget(self, hidden_state: Tensor, rows: slice, starts: Tensor) -> None:
+        """Sets the rows that start anew, (R,) bool, to zero among `rows`."""
+        hidden_state[:, rows].masked_fill_(starts[:, None], 0.0)
 
 
 class MambaMemory:
@@ -131,10 +131,10 @@ class MambaMemory:
         """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
         return True
 
-    def forget(self, hidden_state: MambaHiddenState, rows: slice, ended: Tensor) -> None:
-        """Sets the rows that ended, (R,) bool, to zero among `rows`."""
+    def forget(self, hidden_state: MambaHiddenState, rows: slice, starts: Tensor) -> None:
+        """Sets the rows that start anew, (R,) bool, to zero among `rows`."""
         for state in (*hidden_state.conv, *hidden_state.ssm):
-            state[rows].masked_fill_(ended[:, None, None], 0.0)
+            state[rows].masked_fill_(starts[:, None, None], 0.0)
 
 
 MemoryKind = NoMemory | RingMemory | RecurrentMemory | MambaMemory

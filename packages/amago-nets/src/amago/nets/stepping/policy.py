@@ -99,19 +99,19 @@ class BegunStep:
     _forget: Callable[[Any, slice, Tensor], None]
     _hidden_state: Any
 
-    def release(self, rows: slice, ended: Tensor | None = None) -> bool:
+    def release(self, rows: slice, starts: Tensor | None = None) -> bool:
         """Lets these rows be computed, of a timestep that was begun in parts; all rows before them were released.
 
         Args:
             rows: they hold the inputs that they are to be computed from.
-            ended: (R,) those of them whose episode ended: the hidden state forgets them, in place. None if there
-                are none.
+            starts: (R,) those of them where an episode begins: the hidden state forgets them, in place. None if
+                there are none.
 
         Returns:
             False if that cannot be; then the timestep is of no use any more.
         """
-        if ended is not None:
-            self._forget(self._hidden_state, rows, ended)
+        if starts is not None:
+            self._forget(self._hidden_state, rows, starts)
         return self._run.release(rows.stop)
 
     @property
