@@ -12,11 +12,11 @@ encoder and actor keep their defaults, 512 and 256 wide. Exploration is on, and 
 file; the time ends when the last one is on disk. Every row is measured in a process of its own, with the bare
 environment stepped on one core beside it.
 
-Shares are parts of the wall time: `environments` is what the bare environments would take (with worker processes
-the whole wait for them), `stepping` what our vector environment adds, `policy` the agent, `recording` the copies
-of each step and the wait for the last file, `writing` the files written between steps, `rest` what remains.
-What a thread writes beside all of that, where the disk is slow, is not counted; `us_per_file` is what the disk
-took for a small file afterwards.
+Shares are parts of the wall time of the main thread: `environments` is what the bare environments would take (with
+worker processes the whole wait for them), `stepping` what our vector environment adds, `policy` beginning with actions
+and waiting for them, `recording` the copies of each step and the wait for the last file, `writing` the files written
+between steps, `rest` what remains. What a thread writes beside all of that, where the disk is slow, is not counted;
+`us_per_file` is what the disk took for a small file afterwards.
 
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
@@ -34,29 +34,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
-from amago.agent import Agent
-from amago.agent.acting import BegunActions
-from amago.envs import EpsilonGreedy
 from amago.envs.metrics import EpisodeStats
-from amago.envs.recorder import TrajectoryRecorder, writer
-from amago.envs.vector import make_vector_env
-from amago.experiment.rollout import Rollout
-from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from benchmarks.machine import ROOT, append, describe, version
-from benchmarks.rollout_rows import ENCODERS, OVERLAP, ROWS, SCALING, Row, bare_rate, make_amago_env
+from benchmarks.rollout_collection import Collection
+from benchmarks.rollout_rows import OVERLAP, ROWS, SCALING, Row, bare_rate
 
 RESULTS = Path(__file__).parent / "results" / "rollout.csv"
-STEPS_PER_RUN = 200  # between two looks at the clock; each run puts the agent into eval mode and back
 SHOWN = (
     "name",
     "actors",
@@ -73,92 +62,6 @@ SHOWN = (
     "rest",
     "us_per_file",
 )
-
-
-class Timer:
-    """Seconds that the main thread spent in functions that were replaced by timed ones."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._active: set[str] = set()
-
-    def time(self, owner: Any, method: str, name: str) -> None:
-        """Times every call of a method of an object or class, or of a function of a module, from now on."""
-        original: Callable[..., Any] = getattr(owner, method)
-        self.seconds.setdefault(name, 0.0)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if name in self._active or threading.current_thread() is not threading.main_thread():
-                return original(*args, **kwargs)
-            self._active.add(name)
-            start = time.perf_counter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.seconds[name] += time.perf_counter() - start
-                self._active.remove(name)
-
-        setattr(owner, method, timed)
-
-
-class Collection:
-    """A rollout with everything that collecting data needs, into a temporary folder."""
-
-    def __init__(self, row: Row, folder: Path, *, keep_files: bool = True) -> None:
-        make_envs = [partial(make_amago_env, row)] * row.actors
-        self.envs = make_vector_env(
-            make_envs, env_mode=row.mode, exploration_wrapper_type=EpsilonGreedy, seed=0
-        )
-        torch.manual_seed(0)
-        image = len(self.envs.observation_space["observation"].shape or ()) == 3
-        agent = Agent(
-            obs_space=self.envs.observation_space,
-            rl2_space=self.envs.rl2_space,
-            action_space=self.envs.action_space,
-            max_seq_len=row.window,
-            tstep_encoder_type=CNNTstepEncoder if image else FFTstepEncoder,
-            traj_encoder_type=ENCODERS[row.encoder],
-        )
-        self.recorder = TrajectoryRecorder(
-            row.actors,
-            save_to=folder,
-            save_len=1e10,
-            max_seq_len=row.window,
-            rng=np.random.default_rng(0),
-            on_written=None if keep_files else Path.unlink,
-        )
-        self.rollout = Rollout(
-            agent,
-            self.envs,
-            device=torch.device("cpu"),
-            recorder=self.recorder,
-            double_buffer=row.double_buffer,
-        )
-        self.timer = Timer()
-        for method in ("step", "send", "receive"):
-            if hasattr(self.envs, method):
-                self.timer.time(self.envs, method, "vector_step")
-        # Of the class: agents whose own `get_actions` is another one are not begun early
-        self.timer.time(Agent, "get_actions", "policy")
-        self.timer.time(Agent, "begin_actions", "policy")
-        self.timer.time(BegunActions, "finish", "policy")
-        for method in ("add", "flush"):
-            self.timer.time(self.recorder, method, "recording")
-        self.timer.time(writer, "write_trajectory", "writing")
-
-    def run_for(self, seconds: float) -> tuple[int, float]:
-        """Vector steps, and the seconds until their files were written."""
-        steps, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            self.rollout.run(timesteps=STEPS_PER_RUN)
-            steps += STEPS_PER_RUN
-        self.recorder.flush()
-        return steps, time.perf_counter() - start
-
-    def close(self) -> None:
-        """Ends writing and the environments."""
-        self.recorder.close()
-        self.envs.close()
 
 
 def us_per_new_file(folder: Path) -> float:

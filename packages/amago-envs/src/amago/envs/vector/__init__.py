@@ -2,7 +2,7 @@
 
 - `types`: what goes in and comes out of a step
 - `buffers`: the arrays that everything is written into, shared or not
-- `group`: steps a few environments and writes their rows
+- `group`: steps a few environments and writes their rows; `members`: what it keeps of each
 - `self_resetting`: what is special about environments that reset themselves
 - `watching`: waiting for messages that come in quick succession; `hanging`: workers that do not answer
 - `base`, `sync`, `async_env`: the vector environments

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -26,6 +25,7 @@ from amago.envs.vector.group_spec import (
     StepNotes,
     common_spec,
 )
+from amago.envs.vector.members import Member, Stage, note_names
 from amago.envs.vector.self_resetting import reported_metrics
 from amago.envs.vector.singles import SingleEnvs, can_step_together
 from amago.envs.vector.types import ExplorationState, Ready
@@ -33,47 +33,6 @@ from amago.hindsight.timestep import Array, Timestep
 
 STAGE_ROWS = 12
 """Single environments that are stepped before anybody is told: fewer would hardly keep a policy busy."""
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """One environment and its rows of the arrays, sliced once because slicing costs as much as a copy."""
-
-    number: int  # in its group
-    amago_env: AMAGOEnv
-    env: Any  # the exploration wrapper around it, if there is one
-    start: int
-    stop: int
-    name: str
-    resets_itself: bool
-    name_is_fixed: bool
-    # Of the last step, kept for those that reset themselves.
-    info: dict[str, Any] = field(default_factory=dict)
-    obs: list[tuple[str, Array]] = field(default_factory=list)
-    actions: Array = field(default_factory=lambda: np.empty(0))
-    rewards: Array = field(default_factory=lambda: np.empty(0))
-    terminated: Array = field(default_factory=lambda: np.empty(0))
-    truncated: Array = field(default_factory=lambda: np.empty(0))
-    time_idxs: Array = field(default_factory=lambda: np.empty(0))
-    only_reset: Array = field(default_factory=lambda: np.empty(0))
-    warned: bool = False  # that last observations are missing
-
-
-@dataclass(slots=True, eq=False)
-class _Stage:
-    """Consecutive members that are stepped, and started anew, before the next ones."""
-
-    rows: slice
-    members: list[_Member]
-    arrays: StepArrays  # of these rows
-    renaming: list[_Member]  # those whose name may change
-
-    @classmethod
-    def of(cls, members: list[_Member], arrays: StepArrays) -> "_Stage":
-        """Of some members; `arrays` are those of all."""
-        rows = slice(members[0].start, members[-1].stop)
-        renaming = [member for member in members if not member.name_is_fixed]
-        return cls(rows, members, arrays.rows(rows.start, rows.stop), renaming)
 
 
 class EnvGroup:
@@ -86,7 +45,7 @@ class EnvGroup:
     def __init__(self, first_index: int) -> None:
         self.first_index = first_index
         self.active = 0
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
         self._singles: SingleEnvs | None = None
 
     def make(self, make_envs: Sequence[MakeEnv], exploration: ExplorationSetup) -> None:
@@ -103,7 +62,7 @@ class EnvGroup:
             self.close()
             raise
 
-    def _make_member(self, make_env: MakeEnv, exploration: ExplorationSetup) -> _Member:
+    def _make_member(self, make_env: MakeEnv, exploration: ExplorationSetup) -> Member:
         index = self.first_index + self.active
         amago_env = make_env()
         if not isinstance(amago_env, AMAGOEnv):
@@ -117,7 +76,7 @@ class EnvGroup:
             env.seed_exploration(stream(exploration.seed, "exploration", exploration.rank, index))
         start = self._members[-1].stop if self._members else 0
         rows = amago_env.batched_envs
-        return _Member(
+        return Member(
             self.active,
             amago_env,
             env,
@@ -133,7 +92,7 @@ class EnvGroup:
         """What the environments look like together; raises ValueError if their spaces differ."""
         return common_spec([self._member_spec(member) for member in self._members], self.first_index)
 
-    def _member_spec(self, member: _Member) -> GroupSpec:
+    def _member_spec(self, member: Member) -> GroupSpec:
         observation_space = member.amago_env.observation_space
         assert isinstance(observation_space, gym.spaces.Dict)
         return GroupSpec(
@@ -169,12 +128,12 @@ class EnvGroup:
                 setattr(member, name, getattr(arrays, name)[rows])
         envs = [member.env for member in self._members]
         self._singles = SingleEnvs(envs, arrays) if can_step_together(envs) else None
-        self._whole = self._stages = [_Stage.of(self._members, arrays)]
+        self._whole = self._stages = [Stage.of(self._members, arrays)]
         if self._singles is not None and len(envs) >= STAGE_ROWS:
             count = max(2, -(-len(envs) // STAGE_ROWS))
             bounds = [len(envs) * i // count for i in range(count + 1)]
             self._stages = [
-                _Stage.of(self._members[start:stop], arrays) for start, stop in itertools.pairwise(bounds)
+                Stage.of(self._members[start:stop], arrays) for start, stop in itertools.pairwise(bounds)
             ]
 
     def reset(self, seeds: Sequence[int | None]) -> list[str]:
@@ -206,13 +165,13 @@ class EnvGroup:
             else:
                 self._step_members(stage, actions, metrics)
             if stage.renaming:
-                _note_names(stage.renaming, in_step)
+                note_names(stage.renaming, in_step)
             arrays = stage.arrays
             arrays.rl2s[:, 0] = arrays.rewards
             arrays.rl2s[:, 1:] = arrays.actions
             done = arrays.terminated | arrays.truncated
             if np.count_nonzero(done):
-                _note_names(self._start_episodes(stage, done), after_reset)
+                note_names(self._start_episodes(stage, done), after_reset)
             if ready is not None:
                 starts = done if self._singles is not None else done | arrays.only_reset
                 ready(stage.rows, starts if np.count_nonzero(starts) else None)
@@ -228,7 +187,7 @@ class EnvGroup:
             raise
 
     def _step_singles(
-        self, singles: SingleEnvs, stage: _Stage, metrics: list[tuple[int, dict[str, float]]]
+        self, singles: SingleEnvs, stage: Stage, metrics: list[tuple[int, dict[str, float]]]
     ) -> None:
         try:
             infos = singles.step(stage.rows, stage.arrays)
@@ -241,7 +200,7 @@ class EnvGroup:
                 metrics.append((row, found))
 
     def _step_members(
-        self, stage: _Stage, actions: Array, metrics: list[tuple[int, dict[str, float]]]
+        self, stage: Stage, actions: Array, metrics: list[tuple[int, dict[str, float]]]
     ) -> None:
         for member in stage.members:
             self.active = member.number
@@ -262,7 +221,7 @@ class EnvGroup:
                 if member.resets_itself:
                     member.info = info
 
-    def _metrics(self, member: _Member, info: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
+    def _metrics(self, member: Member, info: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
         if member.resets_itself:
             return [
                 (member.start + row, found)
@@ -271,12 +230,12 @@ class EnvGroup:
         found = extract_metrics(info)
         return [(member.start, found)] if found else []
 
-    def _write_first(self, member: _Member, timestep: Timestep) -> None:
+    def _write_first(self, member: Member, timestep: Timestep) -> None:
         for key, rows in member.obs:
             rows[...] = timestep.obs[key]
         member.time_idxs[...] = 0
 
-    def _start_episodes(self, stage: _Stage, done: Array) -> list[_Member]:
+    def _start_episodes(self, stage: Stage, done: Array) -> list[Member]:
         """Keeps the last observations of finished rows and fills in the first ones of what comes next.
 
         Returns:
@@ -306,7 +265,7 @@ class EnvGroup:
         arrays.rl2s[rows] = 0.0
         arrays.time_idxs[rows] = 0
 
-    def _write_reported_final(self, member: _Member, rows: Array) -> None:
+    def _write_reported_final(self, member: Member, rows: Array) -> None:
         final = member.amago_env.final_observation(member.info, rows)
         if final is not None:
             for key, array in final.items():
@@ -338,12 +297,3 @@ class EnvGroup:
             for member in self._members:
                 stack.callback(member.env.close)
             self._members = []
-
-
-def _note_names(members: Sequence[_Member], changes: list[NameChange]) -> None:
-    """Adds the members that have another name than before to `changes`."""
-    for member in members:
-        name = member.amago_env.env_name
-        if name is not member.name and name != member.name:
-            member.name = name
-            changes.append((member.start, member.stop, name))

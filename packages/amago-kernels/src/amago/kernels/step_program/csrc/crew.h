@@ -96,7 +96,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kPatience = 2048;  // turns, some hundred microseconds
+    static constexpr int64_t kPatience = 2048;  // turns, about a tenth of a millisecond
 
     struct Place {
         void help(int me) {

@@ -103,7 +103,7 @@ public:
     // that were not released.
     int64_t finish(Run& run) {
         const std::lock_guard alone(one_at_a_time_);
-        if (run.rows_ < run.step.batch) return kUnreleased;
+        if (!run.begun_ || run.rows_ < run.step.batch) return kUnreleased;
         if (!run.complete_) complete(run);
         if (run.step_lengths && !run.counted_)
             for (int64_t row = 0; row < run.step.batch; ++row) ++run.step_lengths[row];
