@@ -12,11 +12,11 @@ encoder and actor keep their defaults, 512 and 256 wide. Exploration is on, and 
 file; the time ends when the last one is on disk. Every row is measured in a process of its own, with the bare
 environment stepped on one core beside it.
 
-Shares are parts of the wall time of the main thread: `environments` is what the bare environments would take (with
-worker processes the whole wait for them), `stepping` what our vector environment adds, `policy` beginning with actions
-and waiting for them, `recording` the copies of each step and the wait for the last file, `writing` the files written
-between steps, `rest` what remains. What a thread writes beside all of that, where the disk is slow, is not counted;
-`us_per_file` is what the disk took for a small file afterwards.
+Shares are parts of the wall time of the main thread: `environments` is what the bare environments would take
+(with worker processes the whole wait for them), `stepping` what our vector environment adds, `policy` beginning
+with actions and waiting for them, `recording` the copies of each step and the wait for the last file, `writing`
+the files written between steps, `rest` what remains. What a thread writes beside all of that, where the disk is
+slow, is not counted; `us_per_file` is what the disk took for a small file afterwards.
 
 The figures in `reference_steps_per_s` are the reference's, not measured here; the machine is not known.
 
