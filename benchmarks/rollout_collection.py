@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from amago.agent import Agent
-from amago.agent.acting import BegunActions
 from amago.envs import EpsilonGreedy
 from amago.envs.recorder import TrajectoryRecorder, writer
 from amago.envs.vector import make_vector_env
+from amago.experiment.lane import Lane
 from amago.experiment.rollout import Rollout
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from benchmarks.rollout_rows import ENCODERS, Row, make_amago_env
@@ -84,13 +84,10 @@ class Collection:
             double_buffer=row.double_buffer,
         )
         self.timer = Timer()
-        for method in ("step", "step_in_stages", "send", "receive"):
-            if hasattr(self.envs, method):
-                self.timer.time(self.envs, method, "vector_step")
-        # Of the class: agents whose own `get_actions` is another one are not begun early
-        self.timer.time(Agent, "get_actions", "policy")
-        self.timer.time(Agent, "begin_actions", "policy")
-        self.timer.time(BegunActions, "finish", "policy")
+        for method in ("step", "send", "receive") if row.mode == "async" else ("_step",):
+            self.timer.time(self.envs, method, "vector_step")
+        for method in ("act", "begin"):
+            self.timer.time(Lane, method, "policy")
         for method in ("add", "flush"):
             self.timer.time(self.recorder, method, "recording")
         self.timer.time(writer, "write_trajectory", "writing")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy
-from amago.envs.vector import StagedVectorEnv, SyncVectorEnv, VectorStep, make_vector_env
+from amago.envs.vector import SyncVectorEnv, VectorStep, make_vector_env
 
 
 class Drawn(gym.Env):
@@ -128,7 +128,7 @@ def check_told(seen, step: VectorStep, rows: int) -> None:
 )
 def test_there_are_stages_of_about_a_dozen_rows(rows, stages):
     env = make(rows)
-    assert isinstance(env, StagedVectorEnv)
+    assert isinstance(env, SyncVectorEnv)
     env.reset()
     parts: list[slice] = []
     env.step_in_stages(np.zeros((rows, 1), np.int64), lambda part, _: parts.append(part))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -63,6 +64,13 @@ class Steps:
         """Of the first step."""
         qkv = F.linear(self.inputs + self.table[self.positions], self.weight)
         return qkv[:, 2 * HEADS * DIM :]  # one step remembers nothing but itself
+
+    def prepare_and_run(self) -> torch.Tensor:
+        """What a first step gives."""
+        run, out = self.prepare(self.fresh_memory())
+        run.release(self.batch)
+        run.finish()
+        return out
 
     def step(self, *parts: int) -> torch.Tensor:
         """What a step gives whose rows are released up to `parts`, one after the other."""
@@ -188,6 +196,45 @@ def test_a_part_without_an_entry_for_its_position_is_not_released(threads):
     run.finish()
 
 
+def test_rows_are_released_in_order_and_not_beyond_the_last(threads):
+    steps = Steps(24)
+    run, out = steps.prepare()
+    assert run.release(12)
+    for rows in (6, 25, 4000, -1):
+        with pytest.raises(ValueError, match=rf"rows is {rows}: rows are released in order"):
+            run.release(rows)
+    assert run.release(24)
+    run.finish()
+    torch.testing.assert_close(out, steps.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_learned_tables_are_copied_like_other_weights(threads):
+    steps = Steps(24)
+    expected = steps.expected()
+    run, out = steps.prepare()
+    assert run.release(12)
+    steps.table += 1.0
+    assert run.release(24)
+    run.finish()
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    steps.program.refresh()
+    steps.memory = steps.fresh_memory()
+    torch.testing.assert_close(steps.step(24), steps.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_keeps_all_that_it_reads(threads):
+    steps = Steps(24)
+    expected = steps.expected()
+    run, out = steps.prepare()
+    steps.program._fill_tables(ENTRIES)  # other tables than when it was prepared
+    del steps
+    gc.collect()
+    torch.full((ENTRIES * 2, WIDTH), -7.0)  # takes memory that was let go
+    assert run.release(24)
+    run.finish()
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_helpers_that_went_to_sleep_are_called(threads):
     steps, undisturbed = Steps(100), Steps(100)
     for i in range(60):
@@ -244,6 +291,36 @@ def test_a_forked_process_goes_on_without_the_helpers(threads):
     run.release(100)
     run.finish()
     assert torch.equal(out, undisturbed.step(100))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_process_forked_while_another_thread_runs_the_program_can_drop_and_run(threads):
+    steps, over = Steps(300), False
+    expected = steps.expected()  # not in the child, as torch's own threads do not survive a fork
+
+    def act() -> None:
+        while not over:
+            steps.prepare_and_run()
+
+    other = threading.Thread(target=act)
+    other.start()
+    try:
+        for _ in range(20):
+            prepared, _ = steps.prepare(steps.fresh_memory())
+            begun, _ = steps.prepare(steps.fresh_memory())
+            begun.release(100)
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # ends it, should it hang
+                del prepared, begun
+                right = torch.allclose(steps.prepare_and_run(), expected, atol=1e-5)
+                os._exit(0 if right else 2)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        over = True
+        other.join()
 
 
 def test_a_program_that_goes_takes_its_helpers_along(threads):

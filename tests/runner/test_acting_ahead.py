@@ -1,6 +1,5 @@
 """An agent that begins with actions while environments step and are recorded acts as it would later."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from amago.agent import Agent
 from amago.envs import AMAGOEnv, EpsilonGreedy
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.vector import StagedVectorEnv, make_vector_env
+from amago.envs.vector import SyncVectorEnv, make_vector_env
 from amago.experiment.episodes import Limits
 from amago.experiment.rollout import Rollout
 from amago.hindsight import load_trajectory
@@ -79,6 +78,7 @@ def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[MakeRollout]:
         trouble: dict[int, Dice] | None = None,
         rows: int = ROWS,
         action_space: gym.Space[Any] = DISCRETE,
+        tstep_encoder: type[FFTstepEncoder] = FFTstepEncoder,
     ) -> Rollout:
         def maker(row: int) -> Callable[[], AMAGOEnv]:
             dice = (trouble or {}).get(row) or Dice(action_space=action_space)
@@ -103,7 +103,7 @@ def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[MakeRollout]:
             rl2_space=envs.rl2_space,
             action_space=envs.action_space,
             max_seq_len=6,
-            tstep_encoder_type=FFTstepEncoder,
+            tstep_encoder_type=tstep_encoder,
             traj_encoder_type=encoder,
             online_coeff=0.0,  # which all action spaces allow
             offline_coeff=1.0,
@@ -173,9 +173,7 @@ def test_an_agent_that_begins_early_acts_as_one_that_does_not(encoder, env_mode,
     "action_space",
     [
         gym.spaces.MultiDiscrete([2, 3]),
-        gym.spaces.MultiBinary(
-            3
-        ),  # the program gives the distribution, which draws when the actions are finished
+        gym.spaces.MultiBinary(3),  # the program gives a distribution, which draws at the end
         gym.spaces.Box(-2.0, 1.0, (2,), np.float32),
     ],
     ids=lambda space: type(space).__name__,
@@ -192,7 +190,7 @@ def test_so_it_does_in_every_action_space(action_space, make_rollout):
 
 def test_environments_of_this_process_are_acted_for_while_others_step(make_rollout):
     rollout = make_rollout()
-    assert isinstance(rollout.vector_env, StagedVectorEnv)
+    assert isinstance(rollout.vector_env, SyncVectorEnv)
     rows: list[int] = []
     released = []
     whole = rollout._whole
@@ -288,15 +286,17 @@ def test_a_failed_write_leaves_no_trace_in_what_the_agent_does(encoder, make_rol
             raise TrajectoryWriteError("the disk is full")
 
     monkeypatch.setattr(rollout.recorder, "add", failing)
+    torch.manual_seed(1)
     left = 40
     while left:
         before = adds
         try:
-            rollout.run(timesteps=left, sample=False)
+            rollout.run(timesteps=left)
         except TrajectoryWriteError:
             assert not rollout._whole.has_begun
         left -= adds - before
-    plain.run(timesteps=40, sample=False)
+    torch.manual_seed(1)
+    plain.run(timesteps=40)
     assert files_of(rollout) == files_of(plain)
 
 
@@ -323,18 +323,38 @@ def test_an_observation_that_is_not_finite_is_an_error_that_names_the_environmen
         rollout.run(timesteps=20)
 
 
-def test_a_hidden_state_that_is_replaced_in_between_is_acted_on(make_rollout):
+def every_third_step(act: Callable[[], Any]) -> Callable[[int], None]:
+    """For `progress`."""
+    steps = 0
+
+    def progress(_: int) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % 3 == 0:
+            act()
+
+    return progress
+
+
+def replace_hidden_state(rollout: Rollout) -> None:
+    rollout.hidden_state = torch.zeros_like(rollout.hidden_state)
+
+
+def write_to_hidden_state(rollout: Rollout) -> None:
+    with torch.inference_mode():
+        rollout.hidden_state.mul_(-1.0)
+
+
+def start_anew(rollout: Rollout) -> None:
+    rollout.reset(seed=7)
+
+
+@pytest.mark.parametrize("meddle", [replace_hidden_state, write_to_hidden_state, start_anew])
+def test_what_a_caller_changes_in_between_is_acted_on(meddle, make_rollout):
     def run(agent_type: type[Agent]) -> list[str]:
         rollout = make_rollout(agent_type)
-        steps = 0
-
-        def forget_now_and_then(_: int) -> None:
-            nonlocal steps
-            steps += 1
-            if steps % 3 == 0:
-                rollout.hidden_state = torch.zeros_like(rollout.hidden_state)
-
-        rollout.run(timesteps=30, sample=False, progress=forget_now_and_then)
+        torch.manual_seed(1)
+        rollout.run(timesteps=30, progress=every_third_step(lambda: meddle(rollout)))
         return files_of(rollout)
 
     assert run(Agent) == run(Later)
@@ -346,15 +366,124 @@ def test_the_agent_may_act_elsewhere_in_between(make_rollout):
         other = make_rollout(rows=13)
         other.reset()
         other._whole.agent = rollout.agent
-
-        def act_elsewhere(_: int) -> None:
-            if threading.current_thread() is threading.main_thread():
-                other.run(timesteps=2, sample=False)
-
-        rollout.run(timesteps=30, sample=False, progress=act_elsewhere)
+        rollout.run(
+            timesteps=30,
+            sample=False,
+            progress=every_third_step(lambda: other.run(timesteps=2, sample=False)),
+        )
         return files_of(rollout)
 
     assert run(Agent) == run(Later)
+
+
+def test_an_environment_may_ask_the_agent_in_its_own_step(make_rollout):
+    asked: list[Agent] = []
+
+    class Advised(Dice):
+        def step(self, action: int) -> Any:
+            if asked and self.life % 4 == 0:
+                obs = {"observation": torch.ones(ROWS, 1, 3)}
+                rl2s, times = torch.zeros(ROWS, 1, 4), torch.zeros(ROWS, 1, 1, dtype=torch.int64)
+                asked[0].get_actions(obs, rl2s, times, sample=False)
+            return super().step(action)
+
+    def run(agent_type: type[Agent]) -> list[str]:
+        asked.clear()
+        rollout = make_rollout(agent_type, trouble={11: Advised(), 24: Advised()})
+        asked.append(rollout.agent)
+        rollout.run(timesteps=30, sample=False)
+        return files_of(rollout)
+
+    assert run(Agent) == run(Later)
+
+
+def test_episodes_outgrow_the_table_of_positions(make_rollout):
+    class Long(Dice):
+        def step(self, action: Any) -> Any:
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, self.life % 1100 == 0, False, info
+
+    def run(agent_type: type[Agent]) -> list[str]:
+        rows = {row: Long() for row in range(12)}
+        rollout = make_rollout(agent_type, TformerTrajEncoder, trouble=rows, rows=12)
+        torch.manual_seed(1)
+        rollout.run(timesteps=1110)
+        return files_of(rollout)
+
+    assert run(Agent) == run(Later)
+
+
+class Doubled(SyncVectorEnv):
+    """Does something else after a step."""
+
+    def step(self, actions: Any) -> Any:
+        step = super().step(actions)
+        step.rewards *= 2.0
+        step.inputs.rl2s[:, 0] *= 2.0
+        return step
+
+
+def test_a_vector_environment_with_a_step_of_its_own_is_asked_for_it(make_rollout):
+    def run(agent_type: type[Agent]) -> list[str]:
+        rollout = make_rollout(agent_type)
+        rollout.vector_env.__class__ = Doubled
+        rollout.run(timesteps=30, sample=False)
+        return files_of(rollout)
+
+    assert run(Agent) == run(Later)
+
+
+def test_a_step_that_was_replaced_on_a_vector_environment_is_called(make_rollout):
+    rollout = make_rollout()
+    steps, step = [], rollout.vector_env.step
+
+    def noting(actions: Any) -> Any:
+        steps.append(actions)
+        return step(actions)
+
+    rollout.vector_env.step = noting
+    rollout.run(timesteps=7)
+    assert len(steps) == 7
+
+
+def test_a_way_to_forget_that_was_replaced_on_the_agent_or_its_encoder_is_asked(make_rollout):
+    def run(agent_type: type[Agent], of_encoder: bool) -> int:
+        rollout = make_rollout(agent_type)
+        owner = rollout.agent.traj_encoder if of_encoder else rollout.agent
+        calls, reset_hidden_state = [], owner.reset_hidden_state
+
+        def noting(*args: Any) -> Any:
+            calls.append(1)
+            return reset_hidden_state(*args)
+
+        owner.reset_hidden_state = noting
+        rollout.run(timesteps=30, sample=False)
+        return len(calls)
+
+    for of_encoder in (False, True):
+        assert run(Agent, of_encoder) == run(Later, of_encoder)
+
+
+class Picky(FFTstepEncoder):
+    """Not translated, and raises what a program would not."""
+
+    def forward(self, obs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not obs["observation"].isfinite().all():
+            raise RuntimeError("the encoder got NaN")
+        embedded: torch.Tensor = super().forward(obs, *args, **kwargs)
+        return embedded
+
+
+def test_an_error_of_an_encoder_comes_after_the_step_was_recorded(make_rollout):
+    class Broken(Dice):
+        def step(self, action: int) -> Any:
+            obs, *rest = super().step(action)
+            return (obs * np.nan if self.life == 5 else obs, *rest)
+
+    rollout = make_rollout(trouble={3: Broken()}, tstep_encoder=Picky)
+    with pytest.raises(ValueError, match=r"environment 3 \('dice'\) is not finite"):
+        rollout.run(timesteps=20)
+    assert rollout.recorder.total_frames == 5 * ROWS
 
 
 @pytest.mark.parametrize(

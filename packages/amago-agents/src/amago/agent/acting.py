@@ -17,7 +17,7 @@ from amago.nets.stepping import BegunStep, StepPolicy
 
 
 class BegunActions:
-    """Actions that are being computed; nothing has happened if it is dropped before `finish`.
+    """Actions that are being computed; no step is taken before `finish`.
 
     Args:
         agent: acts.
@@ -44,9 +44,13 @@ class BegunActions:
                 there are none.
 
         Returns:
-            False if that cannot be; then what was begun is of no use any more.
+            False if that cannot be; then what was begun was dropped.
         """
         return self._step.release(rows, starts)
+
+    def drop(self) -> None:
+        """Gives up: the next actions for as many rows get the random numbers of these."""
+        self._step.drop()
 
     def finish(self) -> tuple[Tensor, Any]:
         """Waits for what `get_actions` returns.
@@ -61,6 +65,11 @@ class BegunActions:
         with torch.no_grad():
             dist = agent.actor.policy_dist(chosen.output.unsqueeze(2))  # (B, 1, 1)
             return choose_actions(dist, agent.action_spec, self._sample), chosen.hidden_state
+
+
+def is_replaced(agent: BaseAgent, method: str, original: Any) -> bool:
+    """Whether a subclass, or somebody who patched the class or the agent, has put another method in its place."""
+    return getattr(type(agent), method) is not original or method in vars(agent)
 
 
 def begin_by_program(

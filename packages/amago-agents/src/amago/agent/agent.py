@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from amago.agent import losses
-from amago.agent.acting import BegunActions, begin_by_program, choose_actions
+from amago.agent.acting import BegunActions, begin_by_program, choose_actions, is_replaced
 from amago.agent.base import BaseAgent
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import extremes, grad_norm
@@ -233,10 +233,12 @@ class Agent(BaseAgent):
         in_parts: bool = False,
     ) -> BegunActions | None:
         """Begins `get_actions` by the step program; None where that is not what `get_actions` does."""
-        kind = type(self)
-        if kind.get_actions is not Agent.get_actions or "get_actions" in vars(self):
+        if is_replaced(self, "get_actions", _GET_ACTIONS):
             return None
-        if in_parts and kind.reset_hidden_state is not BaseAgent.reset_hidden_state:
+        if in_parts and (
+            is_replaced(self, "reset_hidden_state", _RESET_HIDDEN_STATE)
+            or "reset_hidden_state" in vars(self.traj_encoder)
+        ):
             return None
         self._direct_obs(obs)
         return begin_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample, in_parts)
@@ -485,3 +487,8 @@ class Agent(BaseAgent):
         log["Batch Size (in Timesteps)"] = torch.tensor(float(batch.batch_size * batch.length), device=device)
         log["Unmasked Batch Size (in Timesteps)"] = torch.tensor(float(len(t.places)), device=device)
         log["Mean Reward (in training sequences)"] = t.reward.mean() / self.reward_multiplier
+
+
+# As they are here, whatever stands in their place later
+_GET_ACTIONS = Agent.get_actions
+_RESET_HIDDEN_STATE = BaseAgent.reset_hidden_state

@@ -64,6 +64,7 @@ class Lane:
         self._running = running
         self._counts = StepCounts(steps_by_env_name)
         self._viewed: PolicyInput | None = None
+        self._tensors: tuple[dict[str, Tensor], Tensor, Tensor] | None = None
         self._begun: BegunActions | None = None
         self._may_begin = self._may_begin_in_parts = True
 
@@ -96,6 +97,8 @@ class Lane:
                 with torch.inference_mode():
                     actions, self.hidden_state = begun.finish()
         except (RuntimeError, ValueError) as error:
+            if following is not None:
+                following.drop()
             if (problem := self._nonfinite(inputs)) is not None:
                 raise ValueError(problem) from error
             raise
@@ -147,13 +150,19 @@ class Lane:
             return None
         assert self.inputs is not None
         obs, rl2s, time_idxs = self._views(self.inputs)
-        with torch.inference_mode():
-            return self.agent.begin_actions(
-                obs, rl2s, time_idxs, hidden_state, sample=sample, in_parts=in_parts
-            )
+        try:
+            with torch.inference_mode():
+                return self.agent.begin_actions(
+                    obs, rl2s, time_idxs, hidden_state, sample=sample, in_parts=in_parts
+                )
+        except Exception:
+            # The step is still to be recorded, and inputs are looked at when this comes again: in `act`.
+            return None
 
     def drop_begun(self) -> None:
-        """Forgets what was begun, and what the agent could not begin."""
+        """Gives up what was begun; an agent that could not begin is asked again."""
+        if self._begun is not None:
+            self._begun.drop()
         self._begun = None
         self._may_begin = self._may_begin_in_parts = True
 
@@ -171,7 +180,7 @@ class Lane:
         They are views of the arrays, which vector environments use again for every step. They are kept, because
         every torch call lets go of the interpreter, and the thread that writes files may take it.
         """
-        if self._viewed is not inputs:
+        if self._tensors is None or self._viewed is not inputs:
             self._viewed = inputs
             self._tensors = (
                 {key: torch.from_numpy(value).unsqueeze(1) for key, value in inputs.obs.items()},
@@ -220,8 +229,7 @@ class Lane:
 
     def follow(self, step: VectorStep) -> None:
         """Takes the inputs after a step, and forgets the rows whose episode ended."""
-        if step.inputs is not self.inputs:
-            self.inputs, self._begun = step.inputs, None
+        self.inputs = step.inputs
         if self._begun is not None:  # in parts, and forgot them with each
             return
         if step.done_rows.size or step.reset_rows.size:

@@ -17,7 +17,7 @@ import torch
 from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.vector import PartedVectorEnv, PolicyInput, StagedVectorEnv, VectorEnv, VectorStep
+from amago.envs.vector import PartedVectorEnv, PolicyInput, SyncVectorEnv, VectorEnv, VectorStep
 from amago.experiment.double_buffer import Choice, Halves
 from amago.experiment.episodes import Limits, RunningEpisodes
 from amago.experiment.interrupts import InterruptGate, interrupts_held_off
@@ -99,6 +99,7 @@ class Rollout:
     @property
     def hidden_state(self) -> Any:
         """What the agent remembers of all actors; a copy while halves of them are stepped in turns."""
+        self._whole.drop_begun()  # or whoever changes it would be too late
         if self._halves is not None and self._halves.apart:
             return self._halves.joined()
         return self._whole.hidden_state
@@ -117,6 +118,7 @@ class Rollout:
         Args:
             seed: of the environments' random streams; None lets them go on.
         """
+        self._whole.drop_begun()
         if self.recorder is not None:
             with interrupts_held_off():
                 self.recorder.cut()
@@ -146,7 +148,8 @@ class Rollout:
             episodes: episodes of all actors together; None for no limit.
             sample: draw actions from the policy; False takes its mode.
             render: render the environment after every step, all of which are then taken together.
-            progress: called after every step with N; the agent may have begun with the next actions by then.
+            progress: called after every step with N. The agent may have begun with the next actions by then, so
+                weights that change here count from the actions after those.
 
         Raises:
             ValueError: neither limit is given.
@@ -227,7 +230,8 @@ class Rollout:
         lane = self._whole
         if self._halves is not None and self._halves.apart:
             self._halves.join()
-        staged = self.vector_env if begins and isinstance(self.vector_env, StagedVectorEnv) else None
+        env = self.vector_env
+        staged = env if begins and isinstance(env, SyncVectorEnv) and env.has_stages else None
         while True:
             actions = lane.act(sample, in_parts=staged is not None and limits.outlast(lane.num_rows))
             if staged is not None and lane.has_begun:

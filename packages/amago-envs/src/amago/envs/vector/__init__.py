@@ -13,21 +13,13 @@
 from amago.envs.vector.async_env import AsyncVectorEnv
 from amago.envs.vector.factory import make_vector_env
 from amago.envs.vector.sync import SyncVectorEnv
-from amago.envs.vector.types import (
-    EnvWorkerError,
-    PartedVectorEnv,
-    PolicyInput,
-    StagedVectorEnv,
-    VectorEnv,
-    VectorStep,
-)
+from amago.envs.vector.types import EnvWorkerError, PartedVectorEnv, PolicyInput, VectorEnv, VectorStep
 
 __all__ = [
     "AsyncVectorEnv",
     "EnvWorkerError",
     "PartedVectorEnv",
     "PolicyInput",
-    "StagedVectorEnv",
     "SyncVectorEnv",
     "VectorEnv",
     "VectorStep",

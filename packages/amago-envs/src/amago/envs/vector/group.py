@@ -25,14 +25,14 @@ from amago.envs.vector.group_spec import (
     StepNotes,
     common_spec,
 )
-from amago.envs.vector.members import Member, Stage, note_names
+from amago.envs.vector.members import Member, Stage
 from amago.envs.vector.self_resetting import reported_metrics
 from amago.envs.vector.singles import SingleEnvs, can_step_together
 from amago.envs.vector.types import ExplorationState, Ready
 from amago.hindsight.timestep import Array, Timestep
 
 STAGE_ROWS = 12
-"""Single environments that are stepped before anybody is told: fewer would hardly keep a policy busy."""
+"""Single environments of a stage, or half as many where there are no more: fewer hardly keep a policy busy."""
 
 
 class EnvGroup:
@@ -40,10 +40,12 @@ class EnvGroup:
 
     Args:
         first_index: number of the first of them among all environments, for its random stream.
+        in_stages: step and reset some dozen environments, then the next ones.
     """
 
-    def __init__(self, first_index: int) -> None:
+    def __init__(self, first_index: int, *, in_stages: bool = False) -> None:
         self.first_index = first_index
+        self._in_stages = in_stages
         self.active = 0
         self._members: list[Member] = []
         self._singles: SingleEnvs | None = None
@@ -128,13 +130,13 @@ class EnvGroup:
                 setattr(member, name, getattr(arrays, name)[rows])
         envs = [member.env for member in self._members]
         self._singles = SingleEnvs(envs, arrays) if can_step_together(envs) else None
-        self._whole = self._stages = [Stage.of(self._members, arrays)]
-        if self._singles is not None and len(envs) >= STAGE_ROWS:
+        count = 1
+        if self._in_stages and self._singles is not None and len(envs) >= STAGE_ROWS:
             count = max(2, -(-len(envs) // STAGE_ROWS))
-            bounds = [len(envs) * i // count for i in range(count + 1)]
-            self._stages = [
-                Stage.of(self._members[start:stop], arrays) for start, stop in itertools.pairwise(bounds)
-            ]
+        bounds = [len(envs) * i // count for i in range(count + 1)]
+        self._stages = [
+            Stage.of(self._members[start:stop], arrays) for start, stop in itertools.pairwise(bounds)
+        ]
 
     def reset(self, seeds: Sequence[int | None]) -> list[str]:
         """Starts a new episode everywhere; `seeds` has one per environment. Returns the name of each."""
@@ -152,32 +154,40 @@ class EnvGroup:
 
         Args:
             actions: of all rows.
-            ready: called with rows that are done, a few at a time, as in `StagedVectorEnv`.
+            ready: called after each stage, see `SyncVectorEnv.step_in_stages`.
         """
         metrics: list[tuple[int, dict[str, float]]] = []
         in_step: list[NameChange] = []
         after_reset: list[NameChange] = []
         if self._singles is not None:
             self._take(self._singles, actions)
-        for stage in self._whole if ready is None else self._stages:
+        for stage in self._stages:
             if self._singles is not None:
                 self._step_singles(self._singles, stage, metrics)
             else:
                 self._step_members(stage, actions, metrics)
-            if stage.renaming:
-                note_names(stage.renaming, in_step)
+            self._note_names(stage.renaming, in_step)
             arrays = stage.arrays
             arrays.rl2s[:, 0] = arrays.rewards
             arrays.rl2s[:, 1:] = arrays.actions
             done = arrays.terminated | arrays.truncated
             if np.count_nonzero(done):
-                note_names(self._start_episodes(stage, done), after_reset)
+                self._note_names(self._start_episodes(stage, done), after_reset)
             if ready is not None:
                 starts = done if self._singles is not None else done | arrays.only_reset
                 ready(stage.rows, starts if np.count_nonzero(starts) else None)
         if metrics or in_step or after_reset:
             return StepNotes(metrics=metrics, names_in_step=in_step, names_after_reset=after_reset)
         return None
+
+    def _note_names(self, members: Sequence[Member], changes: list[NameChange]) -> None:
+        """Adds the members that have another name than before to `changes`."""
+        for member in members:
+            self.active = member.number
+            name = member.amago_env.env_name
+            if name is not member.name and name != member.name:
+                member.name = name
+                changes.append((member.start, member.stop, name))
 
     def _take(self, singles: SingleEnvs, actions: Array) -> None:
         try:

@@ -3,7 +3,6 @@
 A member is one environment, which may step many rows itself.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.vector.buffers import StepArrays
-from amago.envs.vector.group_spec import NameChange
 from amago.hindsight.timestep import Array
 
 
@@ -54,12 +52,3 @@ class Stage:
         rows = slice(members[0].start, members[-1].stop)
         renaming = [member for member in members if not member.name_is_fixed]
         return cls(rows, members, arrays.rows(rows.start, rows.stop), renaming)
-
-
-def note_names(members: Sequence[Member], changes: list[NameChange]) -> None:
-    """Adds the members that have another name than before to `changes`."""
-    for member in members:
-        name = member.amago_env.env_name
-        if name is not member.name and name != member.name:
-            member.name = name
-            changes.append((member.start, member.stop, name))

@@ -118,14 +118,6 @@ Ready = Callable[[slice, npt.NDArray[np.bool_] | None], None]
 
 
 @runtime_checkable
-class StagedVectorEnv(VectorEnv, Protocol):
-    """A vector environment that steps a few rows after the other and can tell after each how far it has come."""
-
-    def step_in_stages(self, actions: Array, ready: Ready) -> VectorStep:
-        """`step`, with `ready` called whenever further rows have taken theirs; first rows first, each once."""
-
-
-@runtime_checkable
 class PartedVectorEnv(VectorEnv, Protocol):
     """A vector environment whose rows can also be stepped in parts, each on its own.
 

@@ -76,8 +76,15 @@ class Run:
         Returns:
             False if that cannot be: a row's position has no entry in a table, or the program has begun another one
             since. Then the timestep is of no use any more.
+
+        Raises:
+            ValueError: if there are fewer rows than were released before, or more than there are.
         """
         code: int = self._native.release(rows)
+        if code == self._codes.WRONG_ROWS:
+            raise ValueError(
+                f"rows is {rows}: rows are released in order, up to the number that was prepared"
+            )
         if code >= 0:
             self.beyond = code
         return bool(code == self._codes.DONE)
@@ -88,10 +95,13 @@ class Run:
         Raises:
             RuntimeError: if a row's choice cannot be drawn, because probabilities are not finite; or if rows were
                 not released.
+            MemoryError: if there is no memory left.
         """
         code: int = self._native.finish()
         if code == self._codes.UNDRAWABLE:
             raise RuntimeError("no action can be drawn: the policy's probabilities are not finite")
+        if code == self._codes.OUT_OF_MEMORY:
+            raise MemoryError("there is no memory left for a timestep")
         if code != self._codes.DONE:
             raise RuntimeError("the timestep cannot be finished: not all of its rows were released")
 
@@ -184,7 +194,7 @@ class StepProgram(Operations):
             positions, tables = max(positions, self._positions), []
             for number, record in zip(self._numbers, self._records, strict=True):
                 if record.table is not None:
-                    table = record.table(positions).detach().to(torch.float32).contiguous()
+                    table = record.table(positions).detach().to(torch.float32, copy=True).contiguous()
                     self._set(number, table, None)
                     tables.append(table)
             self._tables = tables  # the program reads them where they lie
@@ -231,7 +241,7 @@ class StepProgram(Operations):
             out.data_ptr(),
             noise is not None,
             torch.get_num_threads(),
-            (positions, memory, noise, out, keep, self._tables),
+            (self, positions, memory, noise, out, keep),
         )
         return Run(run, self._codes)
 

@@ -89,15 +89,31 @@ class Chosen:
     hidden_state: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """Random numbers for sampling, and who drew them."""
+
+    draw: Callable[[int, int], Tensor]
+    numbers: Tensor
+
+    def fits(self, draw: Callable[[int, int], Tensor], batch: int, width: int) -> bool:
+        """Whether they are what `draw(batch, width)` may give."""
+        return draw is self.draw and self.numbers.shape == (batch, width)
+
+
 @dataclass(slots=True)
 class BegunStep:
-    """A timestep that was begun; no step is taken if it is dropped before `finish`."""
+    """A timestep that was begun; no step is taken before `finish`.
+
+    Rows that were released may have been written to, where the step itself writes; another step writes the same.
+    """
 
     _run: Run
     _policy: StepPolicy
     _chosen: Chosen
+    _noise: _Noise | None
     _forget: Callable[[Any, slice, Tensor], None]
-    _hidden_state: Any
+    _before: Any  # the hidden state
 
     def release(self, rows: slice, starts: Tensor | None = None) -> bool:
         """Lets these rows be computed, of a timestep that was begun in parts; all rows before them were released.
@@ -108,11 +124,19 @@ class BegunStep:
                 there are none.
 
         Returns:
-            False if that cannot be; then the timestep is of no use any more.
+            False if that cannot be; then the timestep was dropped.
         """
         if starts is not None:
-            self._forget(self._hidden_state, rows, starts)
-        return self._run.release(rows.stop)
+            self._forget(self._before, rows, starts)
+        if self._run.release(rows.stop):
+            return True
+        self.drop()
+        return False
+
+    def drop(self) -> None:
+        """Gives up: the next step of as many rows gets the random numbers of this one."""
+        if self._noise is not None:
+            self._policy.unused_noise = self._noise
 
     @property
     def hidden_state(self) -> Any:
@@ -139,11 +163,13 @@ class StepPolicy:
     Attributes:
         steps: timesteps that a program has done.
         reason: why there is no program, None if there is one or none was needed yet.
+        unused_noise: random numbers of a step that was dropped.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.reason: str | None = None
+        self.unused_noise: _Noise | None = None
         self._made: _Made | None = None
         self._watch: Any = None
         self._parts: tuple[Any, ...] = ()
@@ -175,8 +201,8 @@ class StepPolicy:
             in_parts: no row is computed before it is released; what is given may still change until then.
 
         Returns:
-            None if the program cannot do it; then nothing has happened, and `reason` says why where it lies in
-            the networks. Until the step is finished, nobody may write to what was given.
+            None if the program cannot do it; `reason` says why where it lies in the networks. Until the step is
+            finished, nobody may write to what was given.
         """
         if (
             not rl2s.is_cpu
@@ -202,13 +228,24 @@ class StepPolicy:
             return None
         batch, ending, program = given.batch, made.ending, made.program
         out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
-        noise = ending.draw(batch, ending.width) if sample and ending.draw is not None else None
+        noise = self._draw(ending, batch) if sample else None
+        numbers = None if noise is None else noise.numbers
         begin = program.prepare if in_parts else program.begin
-        run = begin(batch, given.addresses(), given.time_idxs, memory, noise, out, given.tensors)
+        run = begin(batch, given.addresses(), given.time_idxs, memory, numbers, out, given.tensors)
         if run is None:
+            self.unused_noise = noise
             return None
         chosen = Chosen(out, ending.draw is not None, after)
-        return BegunStep(run, self, chosen, made.memory.forget, hidden_state)
+        return BegunStep(run, self, chosen, noise, made.memory.forget, hidden_state)
+
+    def _draw(self, ending: Ending, batch: int) -> _Noise | None:
+        """The numbers that sampling takes; None if the program does not sample."""
+        if ending.draw is None:
+            return None
+        unused, self.unused_noise = self.unused_noise, None
+        if unused is not None and unused.fits(ending.draw, batch, ending.width):
+            return unused
+        return _Noise(ending.draw, ending.draw(batch, ending.width))
 
     def _up_to_date(self, parts: Parts) -> _Made | None:
         """The program with the present weights; None if there can be none."""

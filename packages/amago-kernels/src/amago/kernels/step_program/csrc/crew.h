@@ -4,10 +4,12 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -18,6 +20,10 @@ namespace amago {
 // How often this process has come out of a fork, which copies no threads but the one that asks for it.
 inline std::atomic<int> forks{0};
 inline const bool kForksAreCounted = pthread_atfork(nullptr, nullptr, [] { ++forks; }) == 0;
+
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Lets another thread of this core go first: for a few nanoseconds, and every so often for as long as it wants.
 inline void stand_by(int64_t turn) {
@@ -61,9 +67,10 @@ public:
         here_->helpers = helpers;
         here_->work = &work;
         try {
-            while (static_cast<int>(here_->threads.size()) < helpers)
-                here_->threads.emplace_back(&Place::help, here_, static_cast<int>(here_->threads.size()) + 1);
-        } catch (const std::system_error&) {  // no more threads are to be had: the caller does it alone
+            for (int made = here_->threads.size(); made < std::min(helpers, most_); ++made)
+                here_->threads.emplace_back(&Place::help, here_, made + 1);
+        } catch (const std::system_error&) {  // no more are to be had: those that are there do it, or the caller alone
+            most_ = here_->threads.size();
         }
     }
 
@@ -113,10 +120,10 @@ private:
         }
         // Whether there was another call than the last one that was heard; false at the end.
         bool await_call(int64_t& heard) {
-            const auto until = std::chrono::steady_clock::now() + kAwake;
+            const double until = seconds_now() + kAwake;
             for (int64_t turn = 0; calls == heard && !over; ++turn) {
                 stand_by(turn);
-                if (turn % 64 == 63 && std::chrono::steady_clock::now() > until) {
+                if (turn % 64 == 63 && seconds_now() > until) {
                     std::unique_lock closed(door);
                     ++asleep;
                     bell.wait(closed, [&] { return calls != heard || over; });
@@ -127,7 +134,7 @@ private:
             return !over;
         }
 
-        static constexpr std::chrono::milliseconds kAwake{1};
+        static constexpr double kAwake = 1e-3;  // seconds
         std::atomic<Work*> work{nullptr};
         std::atomic<int> helpers{0};
         std::atomic<int64_t> calls{0};
@@ -141,6 +148,7 @@ private:
     bool forked() const { return forks != forks_; }
 
     Place* here_;
+    int most_ = std::numeric_limits<int>::max();
     int forks_ = forks;
 };
 

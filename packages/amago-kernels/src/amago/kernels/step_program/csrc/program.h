@@ -1,8 +1,6 @@
 // A program: its values and operations, and how a run's rows are shared out.
 #pragma once
 
-#include <omp.h>
-
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -17,7 +15,9 @@ namespace amago {
 constexpr int64_t kTileRows = 4 * kBlockRows;
 constexpr int64_t kRowsPerThread = 6;  // fewer do not make up for handing them to another thread
 
-constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3, kOvertaken = -4, kUnreleased = -5;
+// What releasing and finishing a run give; numbers from 0 on are positions beyond the tables.
+constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3, kOvertaken = -4, kUnreleased = -5, kWrongRows = -6,
+                  kOutOfMemory = -7;
 
 class Program;
 
@@ -32,7 +32,6 @@ public:
     void share(int worker) override;
 
     Step step;
-    int64_t* step_lengths = nullptr;  // a step is counted in them, if there are any
     int64_t table = -1;               // positions that have an entry; negative if none needs one
     int threads = 1;                  // that may take part
 
@@ -41,7 +40,7 @@ private:
     std::shared_ptr<Program> program_;
     std::vector<int64_t> ends_;  // of tiles, in rows; never more than it has room for, as helpers read it
     std::atomic<int64_t> released_{0}, taken_{0};  // tiles
-    std::atomic<bool> undrawable_{false};
+    std::atomic<bool> undrawable_{false}, out_of_memory_{false};
     int64_t rows_ = 0, team_ = 1;
     bool begun_ = false, complete_ = false, counted_ = false;
 };
@@ -65,16 +64,18 @@ public:
     const Value* maybe(int64_t id) const { return id < 0 ? nullptr : &values_.at(id); }
 
     void set(int64_t operation, uintptr_t matrix, int64_t rows, int64_t columns, uintptr_t vector, int64_t count) {
-        const std::lock_guard alone(one_at_a_time_);
+        const std::lock_guard alone(lock());
         complete_what_was_begun();
         operations_.at(operation)->set(reinterpret_cast<const float*>(matrix), rows, columns,
                                        reinterpret_cast<const float*>(vector), count);
     }
 
     // Lets the rows up to `rows` be computed; the first ones begin the run. Returns kDone; or, when none of them was
-    // released, a position beyond the tables, kNegative, or kOvertaken if another run has begun since this one.
+    // released, a position beyond the tables, kNegative, kOvertaken if another run has begun since this one, or
+    // kWrongRows if there are fewer than before or more than the run has.
     int64_t release(Run& run, int64_t rows) {
-        const std::lock_guard alone(one_at_a_time_);
+        const std::lock_guard alone(lock());
+        if (rows < run.rows_ || rows > run.step.batch) return kWrongRows;
         if (begun_ != &run) {
             if (run.begun_) return kOvertaken;
             begin(run);
@@ -85,9 +86,9 @@ public:
                 if (const int64_t position = step.positions[row * step.position_stride];
                     position < 0 || position >= run.table)
                     return position < 0 ? kNegative : position;
-        if (run.step_lengths)  // a negative one would be a slot outside the ring
+        if (run.step.lengths)  // a negative one would be a slot outside the ring
             for (int64_t row = run.rows_; row < rows; ++row)
-                if (run.step_lengths[row] < 0) return kNegative;
+                if (run.step.lengths[row] < 0) return kNegative;
         const int64_t first = run.rows_, count = rows - first;
         // All rows at once are divided evenly; of a part of them, the next part may be another thread's.
         const int64_t shares = count == step.batch ? run.team_ : 1, share = (count + shares - 1) / shares;
@@ -99,27 +100,29 @@ public:
         return kDone;
     }
 
-    // Sees to it that a run is done, and counts its step. Returns kDone or kUndrawable, or kUnreleased if there are rows
-    // that were not released.
+    // Sees to it that a run is done, and counts its step. Returns kDone or kUndrawable; or, when it is not counted,
+    // kUnreleased if there are rows that were not released, or kOutOfMemory.
     int64_t finish(Run& run) {
-        const std::lock_guard alone(one_at_a_time_);
+        const std::lock_guard alone(lock());
         if (!run.begun_ || run.rows_ < run.step.batch) return kUnreleased;
         if (!run.complete_) complete(run);
-        if (run.step_lengths && !run.counted_)
-            for (int64_t row = 0; row < run.step.batch; ++row) ++run.step_lengths[row];
+        if (run.out_of_memory_) return kOutOfMemory;
+        if (run.step.lengths && !run.counted_)
+            for (int64_t row = 0; row < run.step.batch; ++row) ++run.step.lengths[row];
         run.counted_ = true;
         return run.undrawable_ ? kUndrawable : kDone;
     }
 
     // A run is about to go.
     void drop(Run& run) {
-        const std::lock_guard alone(one_at_a_time_);
+        if (!run.begun_) return;
+        const std::lock_guard alone(lock());
         if (begun_ == &run) abandon(run);
     }
 
     // Seconds that each operation has taken since the first call, in runs by one thread.
     std::vector<double> profile() {
-        const std::lock_guard alone(one_at_a_time_);
+        const std::lock_guard alone(lock());
         complete_what_was_begun();
         seconds_.resize(operations_.size());
         return seconds_;
@@ -128,11 +131,21 @@ public:
 private:
     friend class Run;
 
+    // A run goes on without Python's lock. After a fork, a thread that held it may be missing.
+    std::mutex& lock() {
+        if (forks_ != forks) {
+            forks_ = forks;
+            one_at_a_time_.release();
+            one_at_a_time_ = std::make_unique<std::mutex>();
+        }
+        return *one_at_a_time_;
+    }
+
     void begin(Run& run) {
         complete_what_was_begun();
         const int64_t batch = run.step.batch, useful = std::max<int64_t>(1, batch / kRowsPerThread);
         const bool choice = run.threads > 1 && useful > 1 && seconds_.empty();
-        run.team_ = choice && team_.together(omp_get_wtime()) ? std::min<int64_t>(run.threads, useful) : 1;
+        run.team_ = choice && team_.together(seconds_now()) ? std::min<int64_t>(run.threads, useful) : 1;
         run.ends_.reserve(batch);
         // Some operations read a vector beyond the last row
         const int64_t numbers = numbers_per_row_ * std::min(batch, kTileRows) + kPanel;
@@ -170,9 +183,9 @@ private:
     void compute(const Step& step, int64_t begin, int64_t end, int worker) {
         const Tile tile{workspaces_[worker].data(), end - begin, begin, end - begin};
         for (size_t i = 0; i < operations_.size(); ++i) {
-            const double start = seconds_.empty() ? 0 : omp_get_wtime();
+            const double start = seconds_.empty() ? 0 : seconds_now();
             operations_[i]->run(step, tile);
-            if (!seconds_.empty()) seconds_[i] += omp_get_wtime() - start;
+            if (!seconds_.empty()) seconds_[i] += seconds_now() - start;
         }
     }
 
@@ -180,7 +193,8 @@ private:
     std::vector<std::unique_ptr<Operation>> operations_;
     std::vector<Numbers> workspaces_;  // of the caller and its helpers
     std::vector<double> seconds_;
-    std::mutex one_at_a_time_;  // a run goes on without Python's lock
+    std::unique_ptr<std::mutex> one_at_a_time_ = std::make_unique<std::mutex>();
+    int forks_ = forks;
     int64_t numbers_per_row_ = 0;
     Run* begun_ = nullptr;  // and not complete
     Team team_;
@@ -196,7 +210,11 @@ inline int64_t Run::finish() { return program_->finish(*this); }
 inline void Run::share(int worker) {
     for (int64_t tile = taken_; tile < released_;) {
         if (!taken_.compare_exchange_weak(tile, tile + 1)) continue;
-        program_->compute(step, tile ? ends_[tile - 1] : 0, ends_[tile], worker);
+        try {
+            program_->compute(step, tile ? ends_[tile - 1] : 0, ends_[tile], worker);
+        } catch (const std::bad_alloc&) {
+            out_of_memory_ = true;
+        }
         tile = taken_;
     }
 }

@@ -40,6 +40,8 @@ PYBIND11_MODULE(amago_step_program, m) {
     m.def("peak_rate", &peak_rate);
     m.attr("DONE") = kDone;
     m.attr("UNDRAWABLE") = kUndrawable;
+    m.attr("WRONG_ROWS") = kWrongRows;
+    m.attr("OUT_OF_MEMORY") = kOutOfMemory;
     py::class_<Watch>(m, "Watch")
         .def(py::init<>())
         .def("entry", &Watch::entry)
@@ -119,7 +121,7 @@ PYBIND11_MODULE(amago_step_program, m) {
                  step.position_stride = position_stride;
                  step.keys = reinterpret_cast<float*>(keys);
                  step.values = reinterpret_cast<float*>(values);
-                 step.lengths = reinterpret_cast<const int64_t*>(lengths);
+                 step.lengths = reinterpret_cast<int64_t*>(lengths);
                  step.slots = slots;
                  for (const auto& [before, after] : states)
                      step.states.push_back({reinterpret_cast<const float*>(before), reinterpret_cast<float*>(after)});
@@ -127,7 +129,6 @@ PYBIND11_MODULE(amago_step_program, m) {
                  step.noise = reinterpret_cast<const float*>(noise);
                  step.out = reinterpret_cast<void*>(out);
                  step.sample = sample;
-                 run->step_lengths = reinterpret_cast<int64_t*>(lengths);
                  run->table = table;
                  run->threads = threads;
                  return std::make_unique<Prepared>(std::move(run), std::move(keep));

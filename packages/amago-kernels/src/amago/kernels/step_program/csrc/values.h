@@ -92,7 +92,7 @@ struct Step {
     int64_t position_stride;
     float* keys;  // (layers, B, slots, heads, dim)
     float* values;
-    const int64_t* lengths;
+    int64_t* lengths;  // a step is counted in them, if there are any
     int64_t slots;
     std::vector<State> states;
     int64_t batch;
