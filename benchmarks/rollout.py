@@ -4,6 +4,7 @@
     .venv/bin/python -m benchmarks.rollout --rounds 5
     .venv/bin/python -m benchmarks.rollout --scaling
     .venv/bin/python -m benchmarks.rollout --overlap
+    .venv/bin/python -m benchmarks.rollout --ahead --rounds 3
     .venv/bin/python -m benchmarks.rollout --only "lake GRU" --no-save
     .venv/bin/python -m benchmarks.rollout --only "lake FF" --memory 10000000 --no-save
 
@@ -43,7 +44,7 @@ import torch
 from amago.envs.metrics import EpisodeStats
 from benchmarks.machine import ROOT, append, describe, version
 from benchmarks.rollout_collection import Collection
-from benchmarks.rollout_rows import OVERLAP, ROWS, SCALING, Row, bare_rate
+from benchmarks.rollout_rows import AHEAD, OVERLAP, ROWS, SCALING, Row, bare_rate
 
 RESULTS = Path(__file__).parent / "results" / "rollout.csv"
 SHOWN = (
@@ -160,7 +161,8 @@ def median_of(results: list[dict[str, str]]) -> dict[str, str]:
 
 def rows_of(arguments: argparse.Namespace) -> Iterator[Row]:
     """The rows that the arguments ask for."""
-    for row in SCALING if arguments.scaling else OVERLAP if arguments.overlap else ROWS:
+    chosen = {"scaling": SCALING, "overlap": OVERLAP, "ahead": AHEAD}
+    for row in next((rows for name, rows in chosen.items() if getattr(arguments, name)), ROWS):
         if arguments.only is None or arguments.only in row.name:
             yield row
 
@@ -180,6 +182,11 @@ def main() -> None:
     parser.add_argument("--scaling", action="store_true", help="numbers of actors, observations and windows")
     parser.add_argument(
         "--overlap", action="store_true", help="double buffering: never, always, and where it was quicker"
+    )
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help="environments of this process, with agents that begin early and that do not",
     )
     parser.add_argument("--memory", type=int, metavar="STEPS", help="watch the memory over so many steps")
     parser.add_argument("--only", help="rows whose name contains this")

@@ -50,6 +50,13 @@ class Timer:
         setattr(owner, method, timed)
 
 
+class Later(Agent):
+    """Begins with nothing before it is asked for its actions."""
+
+    def begin_actions(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+
 class Collection:
     """A rollout with everything that collecting data needs, into a temporary folder."""
 
@@ -60,7 +67,7 @@ class Collection:
         )
         torch.manual_seed(0)
         image = len(self.envs.observation_space["observation"].shape or ()) == 3
-        agent = Agent(
+        agent = (Agent if row.ahead else Later)(
             obs_space=self.envs.observation_space,
             rl2_space=self.envs.rl2_space,
             action_space=self.envs.action_space,

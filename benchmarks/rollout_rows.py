@@ -52,6 +52,7 @@ class Row:
         env: lake, CartPole, Pendulum or the shape of an observation such as 84x84x3.
         busy_us: by how much each of its steps is made longer.
         double_buffer: as `Rollout` takes it; without effect in this process.
+        ahead: let the agent begin with actions while environments are stepped and recorded.
     """
 
     env: str
@@ -62,12 +63,13 @@ class Row:
     reference: int | None = None
     busy_us: int = 0
     double_buffer: bool | None = None
+    ahead: bool = True
 
     @property
     def name(self) -> str:
         slower = f" + {self.busy_us} us" if self.busy_us else ""
         way = {None: "", False: " plain", True: " double-buffered"}[self.double_buffer]
-        return f"{self.env}{slower} {self.encoder} {self.mode}{way}"
+        return f"{self.env}{slower} {self.encoder} {self.mode}{way}{'' if self.ahead else ' not ahead'}"
 
 
 ROWS = (
@@ -98,6 +100,11 @@ OVERLAP = tuple(
     )
     for actors, busy_us in ((12, 0), (12, 50), (64, 20), (12, 1000))
     for double_buffer in (False, True, None)
+)
+
+
+AHEAD = tuple(
+    dataclasses.replace(row, ahead=ahead) for row in ROWS if row.mode == "sync" for ahead in (False, True)
 )
 
 
