@@ -54,7 +54,7 @@ class Later(Agent):
     """Begins with nothing before it is asked for its actions."""
 
     def begin_actions(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """None, to be asked by `get_actions`."""
 
 
 class Collection:

@@ -446,22 +446,80 @@ def test_a_step_that_was_replaced_on_a_vector_environment_is_called(make_rollout
     assert len(steps) == 7
 
 
-def test_a_way_to_forget_that_was_replaced_on_the_agent_or_its_encoder_is_asked(make_rollout):
-    def run(agent_type: type[Agent], of_encoder: bool) -> int:
+@pytest.mark.parametrize("place", ["agent", "encoder", "class of the encoder"])
+def test_a_way_to_forget_that_was_replaced_is_asked(place, make_rollout, monkeypatch):
+    def run(agent_type: type[Agent]) -> int:
         rollout = make_rollout(agent_type)
-        owner = rollout.agent.traj_encoder if of_encoder else rollout.agent
+        encoder = rollout.agent.traj_encoder
+        owner = {"agent": rollout.agent, "encoder": encoder, "class of the encoder": type(encoder)}[place]
         calls, reset_hidden_state = [], owner.reset_hidden_state
 
         def noting(*args: Any) -> Any:
             calls.append(1)
             return reset_hidden_state(*args)
 
-        owner.reset_hidden_state = noting
-        rollout.run(timesteps=30, sample=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "reset_hidden_state", noting)
+            rollout.run(timesteps=30, sample=False)
         return len(calls)
 
-    for of_encoder in (False, True):
-        assert run(Agent, of_encoder) == run(Later, of_encoder)
+    assert run(Agent) == run(Later)
+
+
+def test_after_a_run_that_broke_off_seeds_count_at_once(make_rollout):
+    def run(agent_type: type[Agent]) -> list[str]:
+        rollout = make_rollout(agent_type)
+
+        def break_off() -> None:
+            raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            rollout.run(timesteps=30, progress=every_third_step(break_off))
+        assert rollout.recorder is not None
+        first = files_of(rollout)
+        torch.manual_seed(5)
+        rollout.reset(seed=3)
+        rollout.run(timesteps=10)
+        return first + files_of(rollout)
+
+    assert run(Agent) == run(Later)
+
+
+def test_random_numbers_of_what_was_dropped_are_given_back_unless_others_drew(make_rollout):
+    rollout = make_rollout()
+    rollout.reset()
+    lane = rollout._whole
+    lane.agent.eval()
+    torch.manual_seed(1)
+    untouched = torch.random.get_rng_state()
+    lane.begin(sample=True)
+    assert lane.has_begun
+    assert not torch.equal(torch.random.get_rng_state(), untouched)
+    lane.drop_begun()
+    assert torch.equal(torch.random.get_rng_state(), untouched)
+    lane.begin(sample=True)
+    torch.rand(1)
+    drawn = torch.random.get_rng_state()
+    lane.drop_begun()
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+
+
+def test_actions_that_were_dropped_cannot_be_finished_nor_the_other_way_round(make_rollout):
+    rollout = make_rollout()
+    rollout.reset()
+    lane, agent = rollout._whole, rollout.agent
+    agent.eval()
+    given = (*lane._views(rollout.inputs), agent.init_hidden_state(ROWS, CPU))
+    dropped = agent.begin_actions(*given)
+    dropped.drop()
+    with pytest.raises(RuntimeError, match="it was dropped"):
+        dropped.finish()
+    finished = agent.begin_actions(*given)
+    actions, _ = finished.finish()
+    after = torch.random.get_rng_state()
+    finished.drop()
+    assert torch.equal(torch.random.get_rng_state(), after)
+    assert actions.shape == (ROWS, 1, 1)
 
 
 class Picky(FFTstepEncoder):

@@ -49,7 +49,7 @@ class BegunActions:
         return self._step.release(rows, starts)
 
     def drop(self) -> None:
-        """Gives up: the next actions for as many rows get the random numbers of these."""
+        """Gives up, and the random numbers back; nothing happens after `finish`."""
         self._step.drop()
 
     def finish(self) -> tuple[Tensor, Any]:

@@ -235,10 +235,7 @@ class Agent(BaseAgent):
         """Begins `get_actions` by the step program; None where that is not what `get_actions` does."""
         if is_replaced(self, "get_actions", _GET_ACTIONS):
             return None
-        if in_parts and (
-            is_replaced(self, "reset_hidden_state", _RESET_HIDDEN_STATE)
-            or "reset_hidden_state" in vars(self.traj_encoder)
-        ):
+        if in_parts and is_replaced(self, "reset_hidden_state", _RESET_HIDDEN_STATE):
             return None
         self._direct_obs(obs)
         return begin_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample, in_parts)
@@ -489,6 +486,6 @@ class Agent(BaseAgent):
         log["Mean Reward (in training sequences)"] = t.reward.mean() / self.reward_multiplier
 
 
-# As they are here, whatever stands in their place later
+# The originals, so that what is put in their place is noticed, on a class too
 _GET_ACTIONS = Agent.get_actions
 _RESET_HIDDEN_STATE = BaseAgent.reset_hidden_state

@@ -41,7 +41,7 @@ class Limits:
         return self.remaining is not None and not self.remaining.any()
 
     def outlast(self, ends: int) -> bool:
-        """Whether a step follows on the next one that will be counted, if so many episodes end in that one."""
+        """Whether the step that is counted next is surely not the last, if it ends so many episodes."""
         if self.timesteps is not None and self.done + 1 >= self.timesteps:
             return False
         return self.remaining is None or int(self.remaining.sum()) > ends

@@ -66,7 +66,8 @@ class Lane:
         self._viewed: PolicyInput | None = None
         self._tensors: tuple[dict[str, Tensor], Tensor, Tensor] | None = None
         self._begun: BegunActions | None = None
-        self._may_begin = self._may_begin_in_parts = True
+        # An agent that cannot begin is not asked at every step
+        self._may_begin, self._may_begin_in_parts = True, True
 
     def blank_hidden_state(self, num_rows: int | None = None) -> Any:
         """The hidden state at the start of episodes, of its own number of rows unless another is given."""
@@ -96,10 +97,11 @@ class Lane:
                     following = self._begin_in_parts(begun.hidden_state, sample)
                 with torch.inference_mode():
                     actions, self.hidden_state = begun.finish()
-        except (RuntimeError, ValueError) as error:
+        except BaseException as error:
             if following is not None:
                 following.drop()
-            if (problem := self._nonfinite(inputs)) is not None:
+            problem = self._nonfinite(inputs) if isinstance(error, RuntimeError | ValueError) else None
+            if problem is not None:
                 raise ValueError(problem) from error
             raise
         array: npt.NDArray[Any] = (actions if actions.device.type == "cpu" else actions.cpu()).numpy()
@@ -111,6 +113,11 @@ class Lane:
         self._begun = following
         return array
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the agent has begun with the next actions."""
+        return self._begun is not None
+
     def begin(self, sample: bool) -> None:
         """Lets the agent begin with the next actions, if it can, for `act` to finish.
 
@@ -118,7 +125,7 @@ class Lane:
         """
         if self._begun is None and self._may_begin:
             self._begun = self._ask_to_begin(self.hidden_state, sample, in_parts=False)
-            self._may_begin = self._begun is not None  # else it is not asked at every step
+            self._may_begin = self._begun is not None
 
     def _begin_in_parts(self, hidden_state: Any, sample: bool) -> BegunActions | None:
         begun = None
@@ -156,7 +163,7 @@ class Lane:
                     obs, rl2s, time_idxs, hidden_state, sample=sample, in_parts=in_parts
                 )
         except Exception:
-            # The step is still to be recorded, and inputs are looked at when this comes again: in `act`.
+            # The step is still to be recorded. Whatever this is, it comes again in `act`, which tells the cause.
             return None
 
     def drop_begun(self) -> None:
@@ -222,15 +229,10 @@ class Lane:
                 )
         return None
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the agent has begun with the next actions."""
-        return self._begun is not None
-
     def follow(self, step: VectorStep) -> None:
         """Takes the inputs after a step, and forgets the rows whose episode ended."""
         self.inputs = step.inputs
-        if self._begun is not None:  # in parts, and forgot them with each
+        if self._begun is not None:  # in parts, so that `release` has made the hidden state forget them
             return
         if step.done_rows.size or step.reset_rows.size:
             dones = step.terminated | step.truncated

@@ -98,8 +98,11 @@ class Rollout:
 
     @property
     def hidden_state(self) -> Any:
-        """What the agent remembers of all actors; a copy while halves of them are stepped in turns."""
-        self._whole.drop_begun()  # or whoever changes it would be too late
+        """What the agent remembers of all actors; a copy while halves of them are stepped in turns.
+
+        Reading it drops the actions that the agent has begun with, as it may be changed in place.
+        """
+        self._whole.drop_begun()
         if self._halves is not None and self._halves.apart:
             return self._halves.joined()
         return self._whole.hidden_state
@@ -149,7 +152,7 @@ class Rollout:
             sample: draw actions from the policy; False takes its mode.
             render: render the environment after every step, all of which are then taken together.
             progress: called after every step with N. The agent may have begun with the next actions by then, so
-                weights that change here count from the actions after those.
+                weights and seeds that are set here count from the actions after those.
 
         Raises:
             ValueError: neither limit is given.

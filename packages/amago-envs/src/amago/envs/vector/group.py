@@ -32,7 +32,7 @@ from amago.envs.vector.types import ExplorationState, Ready
 from amago.hindsight.timestep import Array, Timestep
 
 STAGE_ROWS = 12
-"""Single environments of a stage, or half as many where there are no more: fewer hardly keep a policy busy."""
+"""Single environments of a stage at most; so many already make two stages, as fewer hardly keep a policy busy."""
 
 
 class EnvGroup:
@@ -40,7 +40,7 @@ class EnvGroup:
 
     Args:
         first_index: number of the first of them among all environments, for its random stream.
-        in_stages: step and reset some dozen environments, then the next ones.
+        in_stages: step and reset about a dozen environments, then the next ones.
     """
 
     def __init__(self, first_index: int, *, in_stages: bool = False) -> None:

@@ -114,7 +114,7 @@ class VectorEnv(Protocol):
 
 
 Ready = Callable[[slice, npt.NDArray[np.bool_] | None], None]
-"""Told of R rows that hold what the policy acts on next, and where, (R,), that begins an episode, if anywhere."""
+"""Called with R rows that hold what the policy acts on next, and those, (R,), where an episode begins, or None."""
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ class NotTranslatedError(Exception):
 
 Translation = Callable[..., Any]
 _TRANSLATIONS: dict[type, Translation] = {}
+_WAYS_TO_FORGET: dict[type, Any] = {}
 
 
 def translates(*kinds: type) -> Callable[[Translation], Translation]:
@@ -34,9 +35,17 @@ def translates(*kinds: type) -> Callable[[Translation], Translation]:
     def register(function: Translation) -> Translation:
         for kind in kinds:
             _TRANSLATIONS[kind] = function
+            _WAYS_TO_FORGET[kind] = getattr(kind, "reset_hidden_state", None)
         return function
 
     return register
+
+
+def forgets_as_ever(module: Any) -> bool:
+    """Whether the module's `reset_hidden_state` is that of its class when this was registered, not a patch."""
+    kind = type(module)
+    original = _WAYS_TO_FORGET.get(kind)
+    return getattr(kind, "reset_hidden_state", None) is original and "reset_hidden_state" not in vars(module)
 
 
 class Builder:

@@ -28,10 +28,10 @@ class NoMemory:
 
     def can_forget(self, hidden_state: Any) -> bool:
         """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
-        return hidden_state is None
+        return hidden_state is None  # else it is passed on, and the encoder's to forget
 
     def forget(self, hidden_state: Any, rows: slice, starts: Tensor) -> None:
-        """Sets the rows that start anew, (R,) bool, to zero among `rows`."""
+        """Does nothing: there is nothing to forget."""
 
 
 class RingMemory:
@@ -93,7 +93,7 @@ class RecurrentMemory:
 
     def can_forget(self, hidden_state: Any) -> bool:
         """Whether `forget` does what the encoder's `reset_hidden_state` does, in place."""
-        return hidden_state is not None
+        return hidden_state is not None  # `take` makes zeros in its place, which nobody else holds
 
     def forget(self, hidden_state: Tensor, rows: slice, starts: Tensor) -> None:
         """Sets the rows that start anew, (R,) bool, to zero among `rows`."""

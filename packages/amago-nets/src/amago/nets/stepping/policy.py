@@ -21,7 +21,7 @@ from torch import Tensor
 from amago.kernels.step_program import Run, StepProgram, wanted, why_not
 from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.stepping import encoders, heads, layers  # noqa: F401 - they register their translations
-from amago.nets.stepping.builder import Builder, NotTranslatedError
+from amago.nets.stepping.builder import Builder, NotTranslatedError, forgets_as_ever
 from amago.nets.stepping.heads import Ending
 from amago.nets.stepping.memory import MemoryKind
 
@@ -38,9 +38,12 @@ class _Made:
     memory: MemoryKind
     ending: Ending
 
-    def can_be_in_parts(self, hidden_state: Any) -> bool:
-        """Whether rows may be given one after the other; a module that computes inputs wants all at once."""
-        return self.inputs is not None and self.memory.can_forget(hidden_state)
+    def can_be_in_parts(self, encoder: Any, hidden_state: Any) -> bool:
+        """Whether rows may be given one after the other, and forgotten by the memory in the encoder's place.
+
+        A module that computes inputs wants all rows at once.
+        """
+        return self.inputs is not None and forgets_as_ever(encoder) and self.memory.can_forget(hidden_state)
 
 
 @dataclass(slots=True)
@@ -90,15 +93,23 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Noise:
-    """Random numbers for sampling, and who drew them."""
+class _Draw:
+    """Random numbers from torch's generator, and its states around them."""
 
-    draw: Callable[[int, int], Tensor]
     numbers: Tensor
+    before: Tensor
+    after: Tensor
 
-    def fits(self, draw: Callable[[int, int], Tensor], batch: int, width: int) -> bool:
-        """Whether they are what `draw(batch, width)` may give."""
-        return draw is self.draw and self.numbers.shape == (batch, width)
+    @classmethod
+    def of(cls, draw: Callable[[int, int], Tensor], batch: int, width: int) -> _Draw:
+        """`draw(batch, width)`, which can be undone."""
+        before = torch.default_generator.get_state()
+        return cls(draw(batch, width), before, torch.default_generator.get_state())
+
+    def undo(self) -> None:
+        """Puts the generator back, unless somebody has drawn from it or seeded it since."""
+        if torch.equal(torch.default_generator.get_state(), self.after):
+            torch.default_generator.set_state(self.before)
 
 
 @dataclass(slots=True)
@@ -108,12 +119,12 @@ class BegunStep:
     Rows that were released may have been written to, where the step itself writes; another step writes the same.
     """
 
-    _run: Run
+    _run: Run | None  # None once it was dropped
     _policy: StepPolicy
     _chosen: Chosen
-    _noise: _Noise | None
+    _draw: _Draw | None
     _forget: Callable[[Any, slice, Tensor], None]
-    _before: Any  # the hidden state
+    _hidden_state_before: Any
 
     def release(self, rows: slice, starts: Tensor | None = None) -> bool:
         """Lets these rows be computed, of a timestep that was begun in parts; all rows before them were released.
@@ -127,16 +138,18 @@ class BegunStep:
             False if that cannot be; then the timestep was dropped.
         """
         if starts is not None:
-            self._forget(self._before, rows, starts)
-        if self._run.release(rows.stop):
+            self._forget(self._hidden_state_before, rows, starts)
+        if self._run is not None and self._run.release(rows.stop):
             return True
         self.drop()
         return False
 
     def drop(self) -> None:
-        """Gives up: the next step of as many rows gets the random numbers of this one."""
-        if self._noise is not None:
-            self._policy.unused_noise = self._noise
+        """Gives up, and the random numbers back; nothing happens after `finish`."""
+        self._run = None
+        if self._draw is not None:
+            self._draw.undo()
+            self._draw = None
 
     @property
     def hidden_state(self) -> Any:
@@ -147,8 +160,11 @@ class BegunStep:
         """Waits for what the step gives.
 
         Raises:
-            RuntimeError: if the policy's probabilities are not finite.
+            RuntimeError: if the policy's probabilities are not finite; or if the step was dropped.
         """
+        if self._run is None:
+            raise RuntimeError("the timestep cannot be finished: it was dropped")
+        self._draw = None
         self._run.finish()
         self._policy.steps += 1
         return self._chosen
@@ -163,13 +179,11 @@ class StepPolicy:
     Attributes:
         steps: timesteps that a program has done.
         reason: why there is no program, None if there is one or none was needed yet.
-        unused_noise: random numbers of a step that was dropped.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.reason: str | None = None
-        self.unused_noise: _Noise | None = None
         self._made: _Made | None = None
         self._watch: Any = None
         self._parts: tuple[Any, ...] = ()
@@ -216,7 +230,7 @@ class StepPolicy:
         if made is None:
             return None
         taken = made.memory.take(rl2s.shape[0], hidden_state)
-        if taken is None or (in_parts and not made.can_be_in_parts(hidden_state)):
+        if taken is None or (in_parts and not made.can_be_in_parts(parts[1], hidden_state)):
             return None
         memory, after = taken
         given = self._given
@@ -228,24 +242,16 @@ class StepPolicy:
             return None
         batch, ending, program = given.batch, made.ending, made.program
         out = torch.empty(batch, 1, ending.width, dtype=ending.dtype)
-        noise = self._draw(ending, batch) if sample else None
-        numbers = None if noise is None else noise.numbers
+        drawn = _Draw.of(ending.draw, batch, ending.width) if sample and ending.draw is not None else None
+        noise = None if drawn is None else drawn.numbers
         begin = program.prepare if in_parts else program.begin
-        run = begin(batch, given.addresses(), given.time_idxs, memory, numbers, out, given.tensors)
+        run = begin(batch, given.addresses(), given.time_idxs, memory, noise, out, given.tensors)
         if run is None:
-            self.unused_noise = noise
+            if drawn is not None:
+                drawn.undo()
             return None
         chosen = Chosen(out, ending.draw is not None, after)
-        return BegunStep(run, self, chosen, noise, made.memory.forget, hidden_state)
-
-    def _draw(self, ending: Ending, batch: int) -> _Noise | None:
-        """The numbers that sampling takes; None if the program does not sample."""
-        if ending.draw is None:
-            return None
-        unused, self.unused_noise = self.unused_noise, None
-        if unused is not None and unused.fits(ending.draw, batch, ending.width):
-            return unused
-        return _Noise(ending.draw, ending.draw(batch, ending.width))
+        return BegunStep(run, self, chosen, drawn, made.memory.forget, hidden_state)
 
     def _up_to_date(self, parts: Parts) -> _Made | None:
         """The program with the present weights; None if there can be none."""
@@ -269,7 +275,7 @@ class StepPolicy:
         OPTIMIZER_STEPS.start()
         self._parts = parts
         try:
-            builder, x, inputs = self._begin(parts[0])
+            builder, x, inputs = self._translate_inputs(parts[0])
             x, memory = builder.translate(parts[1], x)
             ending = builder.translate(parts[2], x)
         except NotTranslatedError as error:
@@ -282,7 +288,7 @@ class StepPolicy:
         self._watch.weights_changed()
         self._refresh()
 
-    def _begin(self, encoder: Any) -> tuple[Builder, int, list[tuple[str | None, int]] | None]:
+    def _translate_inputs(self, encoder: Any) -> tuple[Builder, int, list[tuple[str | None, int]] | None]:
         """The timestep encoder's output; where it has no translation, room for what the module computes."""
         builder = Builder()
         self._watch = builder.watch
