@@ -7,6 +7,7 @@
 # ARGS         further arguments for pytest, or for amago-run train
 # PACKAGES     what install-check checks: kernels nets envs agents runner; unset: all of them
 # VERSIONS     of third-party packages in install-check: pinned, oldest (envs only) or newest
+# WITH_PYTHON  Python version for install-check, such as 3.13; unset: the one of .venv
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -14,6 +15,7 @@ JOBS ?= 2
 ARGS ?=
 PACKAGES ?=
 VERSIONS ?= pinned
+WITH_PYTHON ?=
 
 BIN := .venv/bin
 PACKAGE_NAMES := kernels nets envs agents runner
@@ -100,7 +102,7 @@ wheels: setup  ## the five wheels, in dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only
 
 install-check: setup  ## each package alone in a clean environment, tested outside the repository
-	$(BIN)/python scripts/check_installs.py --jobs $(JOBS) --versions $(VERSIONS) $(PACKAGES)
+	$(BIN)/python scripts/check_installs.py --jobs $(JOBS) --versions $(VERSIONS) $(if $(WITH_PYTHON),--python $(WITH_PYTHON)) $(PACKAGES)
 
 clean:  ## remove everything that was made here, .venv and runs/ excepted
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

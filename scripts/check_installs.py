@@ -1,14 +1,16 @@
-"""Builds the five wheels and checks that each package works alone, with its tests run outside the repository.
+"""Builds the five wheels, installs each package alone into a clean environment and runs its tests there.
 
 For each package: a new virtual environment, the package's wheel with its siblings from dist/ and everything else
 from the index, an import of every module with nothing else installed, then the package's tests, copied into a
 temporary folder so that no source tree is in reach. The runner's environment also type-checks a user's script
 against the installed wheels.
 
-torch is the one thing that is not installed anew: 190 MB to unpack, four times over, and the same files each time.
-The clean environments see the files of torch and of what torch itself requires, and nothing else, through links
-to those of the environment that runs this script; pip finds their metadata there and takes them as installed. A
-package that needs anything more still has to declare it.
+torch is not installed again: it is 190 MB, needed four times. The clean environments see torch and its own
+requirements through links to the environment that runs this script, and pip takes them as installed. Any other
+requirement of a package has to be declared by it.
+
+`--python 3.13` uses another interpreter. The packages that need torch are then skipped, with a message, because
+the linked torch is built for the interpreter of this script.
 """
 
 import argparse
@@ -124,9 +126,22 @@ def link_torch(folder: Path) -> None:
                 (folder / top).symlink_to(source)
 
 
-def clean_environment(folder: Path, torch_links: Path | None) -> Path:
-    """A new virtual environment that sees nothing but, if asked for, torch; its interpreter."""
-    run([sys.executable, "-m", "venv", folder], cwd=folder.parent)
+def find_interpreter(version: str) -> Path | None:
+    """The interpreter of a Python version such as "3.13", from PATH or from pyenv; None if there is none."""
+    commands = [[f"python{version}", "-c", "import sys; print(sys.executable)"], ["pyenv", "prefix", version]]
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            continue
+        found = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if found.returncode == 0:
+            path = Path(found.stdout.strip())
+            return path / "bin" / "python" if path.is_dir() else path
+    return None
+
+
+def clean_environment(folder: Path, torch_links: Path | None, interpreter: Path) -> Path:
+    """A new virtual environment, with links to torch if `torch_links` is given; returns its interpreter."""
+    run([interpreter, "-m", "venv", folder], cwd=folder.parent)
     if torch_links is not None:
         site_packages = next(folder.glob("lib/python*/site-packages"))
         (site_packages / "linked_torch.pth").write_text(f"{torch_links}\n")
@@ -161,10 +176,13 @@ def check_user_script(python: Path, work: Path) -> None:
     run([*mypy, "--python-executable", python, script], cwd=work)
 
 
-def check_package(package: str, work: Path, torch_links: Path, *, versions: str, jobs: int) -> None:
-    """Installs one package into a clean environment under `work` and tries it there."""
+def check_package(package: str, work: Path, *, interpreter: Path, versions: str, jobs: int) -> None:
+    """Installs one package into a clean environment under `work` and runs its tests there."""
     needs_torch = package not in WITHOUT_TORCH
-    python = clean_environment(work / "venv", torch_links if needs_torch else None)
+    torch_links = work / "torch" if needs_torch else None
+    if torch_links is not None:
+        link_torch(torch_links)
+    python = clean_environment(work / "venv", torch_links, interpreter)
     constraints = CONSTRAINTS[versions]
     pins: list[str | Path] = ["-c", ROOT / constraints] if constraints else []
     siblings = work / "siblings.txt"  # an index may hold packages of these names: these wheels it must be
@@ -196,6 +214,9 @@ def parse_arguments() -> argparse.Namespace:
         "packages", nargs="*", help=f"which to check, of: {' '.join(PACKAGES)} (default: all)"
     )
     parser.add_argument("--versions", choices=CONSTRAINTS, default="pinned", help="of third-party packages")
+    parser.add_argument(
+        "--python", metavar="VERSION", help="Python version, such as 3.13 (default: this one)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="test processes (default: 2)")
     parser.add_argument("--wheels-only", action="store_true", help="build the wheels into dist/ and stop")
     arguments = parser.parse_args()
@@ -210,16 +231,29 @@ def main() -> None:
     build_wheels()
     if arguments.wheels_only:
         return
+    own_version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version, interpreter = arguments.python or own_version, Path(sys.executable)
+    if version != own_version:
+        found = find_interpreter(version)
+        if found is None:
+            print(
+                f"There is no Python {version} on this machine: amago-envs is tested on {own_version} instead"
+            )
+        interpreter = found or interpreter
+    tested = version if interpreter != Path(sys.executable) else own_version
     seconds = {}
     for package in arguments.packages or PACKAGES:
+        if package not in WITHOUT_TORCH and version != own_version:
+            print(f"SKIPPED: amago-{package} on Python {version}, for which this machine has no torch")
+            continue
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"amago-{package}-") as name:
-            torch_links = Path(name) / "torch"
-            link_torch(torch_links)
-            check_package(package, Path(name), torch_links, versions=arguments.versions, jobs=arguments.jobs)
+            check_package(
+                package, Path(name), interpreter=interpreter, versions=arguments.versions, jobs=arguments.jobs
+            )
         seconds[package] = time.monotonic() - started
     for package, taken in seconds.items():
-        print(f"amago-{package} works alone, {arguments.versions} versions ({taken:.0f} s)")
+        print(f"amago-{package} passed alone, {arguments.versions} versions, Python {tested} ({taken:.0f} s)")
 
 
 if __name__ == "__main__":
