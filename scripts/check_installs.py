@@ -53,7 +53,6 @@ SHARED_TEST_FILES = (
     "conftest.py",
     "pyproject.toml",
     "tests/conftest.py",
-    "tests/allowed_skips.txt",
     "tests/golden",
 )
 

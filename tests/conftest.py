@@ -1,4 +1,4 @@
-"""Fixtures that every package's tests share; needs numpy and safetensors only."""
+"""Fixtures shared by the tests of all packages. They need numpy and safetensors only."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One case of the reference's numbers: how it was made (`case`) and its arrays by name."""
+    """Inputs and outputs of the reference system: the settings (`case`) and the arrays by name."""
 
     case: dict[str, Any]
     arrays: dict[str, np.ndarray]
