@@ -1,7 +1,8 @@
-"""Which timesteps are real, and means over those alone."""
+"""Padding masks, and means that skip padding."""
 
 import contextlib
 import copy
+import threading
 
 import pytest
 import torch
@@ -60,3 +61,24 @@ def test_compilers_follow_an_encoder_and_its_mask_in_one_graph():
             torch.testing.assert_close(traced(obs, rl2s), eager(obs, rl2s))
         assert current_timestep_mask() is None
     torch.testing.assert_close(compiled.in_norm.mu, eager.in_norm.mu)
+
+
+def test_a_mask_belongs_to_its_thread():
+    ours, seen = torch.ones(1, 2, 1, dtype=torch.bool), []
+
+    def act():
+        seen.append(current_timestep_mask())
+        with timestep_mask(torch.zeros(1, 1, 1, dtype=torch.bool)):
+            entered.set()
+            left.wait()
+
+    entered, left = threading.Event(), threading.Event()
+    thread = threading.Thread(target=act)
+    with timestep_mask(ours):
+        thread.start()
+        entered.wait()
+        assert current_timestep_mask() is ours
+        left.set()
+        thread.join()
+        assert current_timestep_mask() is ours
+    assert seen == [None]
