@@ -159,7 +159,7 @@ def test_a_copy_of_the_critics_that_collects_gradients_would_be_noticed(make_age
     torch.manual_seed(0)
     spec = SPACES["box"]
     agent = make_agent(spec, "ff", offline_coeff=0.0)
-    t = agent._gather(make_batch(spec), None)
+    t = agent._encode_transitions(make_batch(spec), None)
     values = agent.critics(t.state, agent.actor(t.state).rsample((1,)))
     (-values.amin(dim=-3).mean()).backward()
     assert any(p.grad.any() for p in agent.critics.parameters())
@@ -205,7 +205,7 @@ def test_targets_are_of_the_scale_of_rewards_times_the_multiplier(make_agent, ma
     agent = make_agent(reward_multiplier=7.0)
     batch = make_batch()
     batch.dones[:] = True
-    t = agent._gather(batch, None)
+    t = agent._encode_transitions(batch, None)
     targets = agent.td_targets(batch, t)  # (1, n, 1, G, 1)
     rewards = batch.rews[batch.transition_mask].view(1, -1, 1, 1, 1)
     torch.testing.assert_close(targets, (7.0 * rewards).expand_as(targets))

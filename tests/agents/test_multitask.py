@@ -233,13 +233,13 @@ def test_critics_see_discrete_actions_as_hard_one_hot_samples(make):
     torch.manual_seed(0)
     agent = make()
     dist = agent.actor(torch.randn(1, 500, 16))
-    action = agent._policy_actions(dist, 4)
+    action = agent.return_head.policy_actions(dist, 4)
     assert action.shape == (4, 1, 500, 3, 3)
     assert set(action.unique().tolist()) == {0.0, 1.0}
     torch.testing.assert_close(action.sum(-1), torch.ones(4, 1, 500, 3))
     frequency = action.mean((0, 1, 2))
     torch.testing.assert_close(frequency, dist.probs.mean((0, 1)), atol=0.05, rtol=0.0)
-    carried = agent._policy_actions(dist, 2, grad=True)
+    carried = agent.return_head.policy_actions(dist, 2, grad=True)
     assert set(carried.round(decimals=5).unique().tolist()) <= {0.0, 1.0}
     assert carried.requires_grad
 
@@ -296,7 +296,7 @@ def test_values_are_returns_times_the_multiplier_and_targets_are_too(make, make_
     assert 20.0 < q[real].mean() < 80.0
     assert 20.0 < v[real].mean() < 80.0
     batch.dones[:] = True
-    targets = agent.td_targets(batch, agent._gather(batch, None))  # (1, n, 1, G, 1)
+    targets = agent.td_targets(batch, agent._encode_transitions(batch, None))  # (1, n, 1, G, 1)
     rewards = batch.rews[batch.transition_mask].view(1, -1, 1, 1, 1)
     torch.testing.assert_close(targets, (7.0 * rewards).expand_as(targets))
 
