@@ -20,7 +20,7 @@ def test_activations_equal_the_golden_numbers(torch_golden, assert_forward, name
 
 
 def test_an_unknown_activation_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'leakyrelu'.*did you mean 'leaky_relu'"):
+    with pytest.raises(ValueError, match=r"'leakyrelu'.*Did you mean 'leaky_relu'"):
         activation_switch("leakyrelu")
 
 
@@ -82,7 +82,7 @@ def test_no_method_means_no_normalization():
 
 
 def test_an_unknown_normalization_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'rms_norm'.*did you mean 'rmsnorm'"):
+    with pytest.raises(ValueError, match=r"'rms_norm'.*Did you mean 'rmsnorm'"):
         Normalization("rms_norm", 8)
 
 

@@ -119,7 +119,7 @@ def test_a_user_network_only_needs_conv_forward():
             r"\(20, 20\) pixels are too small for NatureishCNN",
         ),
         (lambda: NatureishCNN((40, 40), False, "relu"), r"\(H, W, C\) or \(C, H, W\), got \(40, 40\)"),
-        (lambda: GridworldCNN((8, 8, 3), False, "relu", channels=[8]), r"one length, got \[8\]"),
+        (lambda: GridworldCNN((8, 8, 3), False, "relu", channels=[8]), r"equal lengths, got \[8\]"),
         (lambda: IMPALAishCNN((40, 40, 3), False, "relu", cnn_block_depths=[6]), r"multiples of 4.*\[6\]"),
         (lambda: IMPALAishCNN((8, 8, 3), False, "relu"), "too small for IMPALAishCNN"),
         (

@@ -429,12 +429,12 @@ class TestChoices:
 @pytest.mark.parametrize(
     ("space", "encoders", "error", "message"),
     [
-        ({"image": (40, 40, 3)}, {"imag": "image"}, ValueError, "'imag'.*did you mean 'image'"),
+        ({"image": (40, 40, 3)}, {"imag": "image"}, ValueError, "'imag'.*Did you mean 'image'"),
         (
             {"text": (4,)},
             {"text": "token"},
             ValueError,
-            "'text': there is no encoder 'token': did you mean 'tokens'",
+            "'text': unknown encoder 'token'.*Did you mean 'tokens'",
         ),
         (
             {"points": (4, 3)},
@@ -471,14 +471,14 @@ class TestChoices:
             "'img': aug_pct_of_batch must be a share",
         ),
         ({"a": (3,)}, {"a": 3}, TypeError, "'a': its encoder must be a name, a CNN or a callable, got 3"),
-        ({"a": (3,)}, {"a": lambda space: None}, TypeError, "'a': .* must make a torch.nn.Module, got None"),
+        ({"a": (3,)}, {"a": lambda space: None}, TypeError, "'a': .* must return a torch.nn.Module, got None"),
         (
             {"a": (3,)},
             {"a": lambda space: nn.Flatten()},
             ValueError,
-            r"'a': Flatten must map .* made \(1, 3\)",
+            r"'a': Flatten must map .* to \(1, 3\)",
         ),
-        ({"a.b": (3,), "a/b": (3,)}, {}, ValueError, "'a/b' is called like another one"),
+        ({"a.b": (3,), "a/b": (3,)}, {}, ValueError, "'a/b' has the name of another one"),
     ],
 )
 def test_what_cannot_be_names_the_observation_and_the_remedy(space, encoders, error, message):

@@ -160,7 +160,7 @@ def test_encoders_are_found_by_name():
     assert get_traj_encoder_cls("rnn") is GRUTrajEncoder
     assert {"identity", "ff", "rnn", "transformer"} <= set(list_registered_traj_encoders())
     with pytest.raises(
-        ValueError, match=r"unknown trajectory encoder 'transfomer'.*did you mean 'transformer'"
+        ValueError, match=r"unknown trajectory encoder 'transfomer'.*Did you mean 'transformer'"
     ):
         get_traj_encoder_cls("transfomer")
     with pytest.raises(ValueError, match=r"'rnn' is already registered"):

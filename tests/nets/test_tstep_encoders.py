@@ -21,7 +21,7 @@ from amago.nets.tstep_encoders import (
     list_registered_tstep_encoders,
     register_tstep_encoder,
 )
-from amago.nets.tstep_encoders.augmentation import num_clean_sequences
+from amago.nets.cnn.augment import num_clean_sequences
 from amago.nets.utils import symlog
 
 
@@ -286,7 +286,7 @@ def test_the_share_of_clean_sequences_is_rounded_up_but_never_all(batch_size, sh
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CNNTstepEncoder({"img": (40, 40, 3)}, (4,), obs_key="imgs"), "'imgs'.*did you mean 'img'"),
+        (lambda: CNNTstepEncoder({"img": (40, 40, 3)}, (4,), obs_key="imgs"), "'imgs'.*Did you mean 'img'"),
         (lambda: CNNTstepEncoder({"observation": (4,)}, (4,)), r"must be an image.*\(4,\)"),
         (lambda: CNNTstepEncoder({"observation": (40, 44, 3)}, (4,), drqv2_aug=True), "square.*40 x 44"),
         (
@@ -295,7 +295,7 @@ def test_the_share_of_clean_sequences_is_rounded_up_but_never_all(batch_size, sh
         ),
         (
             lambda: FFTstepEncoder({"pos": (4,)}, (4,), specify_obs_keys=["poss"]),
-            "'poss'.*did you mean 'pos'",
+            "'poss'.*Did you mean 'pos'",
         ),
         (lambda: FFTstepEncoder({"pos": (4,)}, (4,), specify_obs_keys=[]), "at least one of pos"),
     ],
@@ -309,7 +309,7 @@ def test_encoders_are_found_by_name():
     assert get_tstep_encoder_cls("ff") is FFTstepEncoder
     assert get_tstep_encoder_cls("cnn") is CNNTstepEncoder
     assert {"ff", "cnn", "multimodal"} <= set(list_registered_tstep_encoders())
-    with pytest.raises(ValueError, match=r"unknown timestep encoder 'cn'.*did you mean 'cnn'"):
+    with pytest.raises(ValueError, match=r"unknown timestep encoder 'cn'.*Did you mean 'cnn'"):
         get_tstep_encoder_cls("cn")
 
 

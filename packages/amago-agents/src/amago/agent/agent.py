@@ -2,8 +2,8 @@
 
 `Agent.forward` is the algorithm; `return_head` holds what depends on the kind of critics.
 
-Shapes: B batch, T transitions, n real transitions of the batch, K action samples, C critics, G discounts, A width of
-the action representation, S state width.
+Shapes: B batch, T transitions, n real transitions of the batch, K action samples, C critics, G discounts, A
+width of the action representation, S state width.
 """
 
 from __future__ import annotations
@@ -351,7 +351,11 @@ class Agent(BaseAgent):
         return log_prob.mean(-1, keepdim=True) if self.multibinary else log_prob.sum(-1, keepdim=True)
 
     def _masked_mean(
-        self, error: Tensor, t: Transitions, batch: Batch, edit_mask: Callable[[Batch, Tensor, Tensor], Tensor]
+        self,
+        error: Tensor,
+        t: Transitions,
+        batch: Batch,
+        edit_mask: Callable[[Batch, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """The mean of an error (1, n, ..., G, 1) over the entries that the mask hook keeps, ()."""
         full = scatter_to_batch(at_least_float32(error), t.flat_idxs, batch)  # (B, T, ..., G, 1)

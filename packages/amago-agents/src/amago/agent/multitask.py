@@ -1,7 +1,8 @@
 """`MultiTaskAgent`: `Agent` for tasks whose returns differ in scale, with critics that classify returns.
 
-It differs from `Agent` in its `ClassificationHead`, whose cross-entropy treats small and large returns alike, and in
-its defaults: the actor only imitates transitions of positive advantage, so that no scale of values reaches it.
+It differs from `Agent` in its `ClassificationHead`, whose cross-entropy treats small and large returns alike,
+and in its defaults: the actor only imitates transitions of positive advantage, so that no scale of values
+reaches it.
 """
 
 from __future__ import annotations

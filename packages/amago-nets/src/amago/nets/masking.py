@@ -30,7 +30,7 @@ _state = _ThreadState()
 
 @contextmanager
 def timestep_mask(mask: Tensor | None) -> Iterator[None]:
-    """Makes `current_timestep_mask()` return `mask`, bool (B, L, 1) with True for real timesteps, in this thread."""
+    """Sets `current_timestep_mask()` of this thread to a bool mask (B, L, 1), True for real timesteps."""
     previous = _state.mask
     _state.mask = mask
     try:

@@ -1,7 +1,7 @@
 """Trajectory encoders: causal sequence models from timestep vectors to state vectors.
 
-Chosen by name from a registry that user code can add to: "identity", "ff" (no memory), "rnn" (GRU),
-"transformer" and "mamba". Hidden states of all of them, and of yours, are moved, saved and restored by the
+Registered are "identity", "ff" (no memory), "rnn" (GRU), "transformer" and "mamba"; `register_traj_encoder` adds
+others. Hidden states of all of them, and of yours, are moved, saved and restored by the
 functions of `hidden_state`, and divided among groups of rows by those of `hidden_rows`.
 """
 

@@ -1,8 +1,7 @@
-"""The interface of trajectory encoders and their registry.
+"""Base class of trajectory encoders, and their registry.
 
-In training an encoder maps a whole sequence at once. In a rollout it is called with one timestep at a time
-and the hidden state that the last call returned; both must give the same output (up to an encoder's context
-window). `hidden_state` moves, saves and restores hidden states of any kind.
+In training, an encoder maps a whole sequence. In a rollout it is called with one timestep at a time and the hidden
+state that the last call returned. Both must give the same output (up to the encoder's context window).
 
 Shapes: B batch, L sequence, D features.
 """
@@ -19,12 +18,12 @@ from amago.nets.traj_encoders.hidden_state import reset_rows
 
 
 class TrajEncoder(nn.Module, ABC):
-    """A causal sequence model. Subclasses override `forward` and `emb_dim`, and the hidden-state methods if
-    their memory does not begin as None or is not simply zeroed.
+    """A causal sequence model. Subclasses override `forward` and `emb_dim`, and the hidden-state methods if the
+    initial hidden state is not None or a reset is not zeroing.
 
     Args:
-        tstep_dim: width of the timestep vectors that come in.
-        max_seq_len: longest sequence in training, and the context window in rollouts where there is one.
+        tstep_dim: width of the input timestep vectors.
+        max_seq_len: longest sequence in training; the context window of encoders that have one.
 
     Raises:
         ValueError: if either is not positive.
@@ -45,7 +44,7 @@ class TrajEncoder(nn.Module, ABC):
         """Width of the output."""
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
-        """The hidden state at the start of `batch_size` episodes; None if a call without one is the start."""
+        """The hidden state at the start of `batch_size` episodes; None if `forward` starts without one."""
         return None
 
     def reset_hidden_state(self, hidden_state: Any, dones: Any) -> Any:
@@ -75,7 +74,7 @@ class TrajEncoder(nn.Module, ABC):
         Args:
             seq: timestep vectors.
             time_idxs: index of each timestep in its episode, int64 (B, L, 1).
-            hidden_state: what the last call returned, None at the start of a sequence.
+            hidden_state: the one returned by the last call; None at the start of a sequence.
             log_dict: collects metrics if given.
         """
 

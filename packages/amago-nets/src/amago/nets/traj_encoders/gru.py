@@ -1,4 +1,4 @@
-"""A recurrent trajectory encoder: constant cost per step, and a memory that never truncates."""
+"""Recurrent (GRU) trajectory encoder: constant cost per step, unlimited context."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class GRUTrajEncoder(TrajEncoder):
 
     Args:
         tstep_dim: width of the timestep vectors.
-        max_seq_len: longest sequence in training; rollouts may go on for longer.
+        max_seq_len: longest sequence in training; rollouts may be longer.
         d_hidden: width of the recurrent layers.
         n_layers: number of recurrent layers.
         d_output: width of the output.
