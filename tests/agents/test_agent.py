@@ -268,7 +268,7 @@ def test_chosen_observations_reach_actor_and_target_actor(make_agent, make_batch
 
 def test_a_key_that_is_not_observed_is_an_error(make_agent, make_batch):
     agent = make_agent(pass_obs_keys_to_actor=["goal"])
-    with pytest.raises(ValueError, match=r"pass_obs_keys_to_actor names \['goal'\], but the observation has"):
+    with pytest.raises(ValueError, match=r"pass_obs_keys_to_actor holds \['goal'\], but the observation has"):
         agent(make_batch(), log_step=False)
 
 

@@ -390,7 +390,8 @@ def test_it_is_known_by_name():
 
 def test_critics_that_do_not_classify_are_refused(make):
     with pytest.raises(
-        TypeError, match="critic_type must classify returns, as NCriticsTwoHot does, got NCritics"
+        TypeError,
+        match="critic_type must have bin_dist_to_raw_vals and cross_entropy .*, got NCritics without",
     ):
         make(critic_type=NCritics)
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from amago.nets import cnn
 from amago.nets.cnn import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.cnn.augment import num_clean_sequences
 from amago.nets.masking import MAGIC_PAD_VAL, mask_from_filler, timestep_mask
 from amago.nets.tstep_encoders import (
     CNNTstepEncoder,
@@ -21,7 +22,6 @@ from amago.nets.tstep_encoders import (
     list_registered_tstep_encoders,
     register_tstep_encoder,
 )
-from amago.nets.cnn.augment import num_clean_sequences
 from amago.nets.utils import symlog
 
 

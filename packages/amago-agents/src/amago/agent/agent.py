@@ -43,34 +43,34 @@ from amago.nets.tstep_encoders import TstepEncoder
 class Agent(BaseAgent):
     """Off-policy actor-critic with an ensemble of critics over many discounts (Grigsby et al. 2024, appendix A).
 
-    The critics regress n-step returns that are normalised by PopArt; the actor follows their gradient
-    (`online_coeff`) and imitates the better half of the data (`offline_coeff`). Encoders learn from both.
+    Critics regress n-step returns normalised by PopArt. The actor is trained by the critics' gradient
+    (`online_coeff`) and by filtered behaviour cloning (`offline_coeff`). All losses train the encoders.
 
     Args:
         obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type: see `BaseAgent`.
         num_critics: size C of the ensemble.
-        num_critics_td: critics that are drawn for each target.
+        num_critics_td: size of the random subset of critics for each target.
         online_coeff: weight of the policy-gradient loss; 0 skips it.
         offline_coeff: weight of filtered behaviour cloning; 0 skips it.
         critic_loss_weight: weight of the critic loss against the actor loss.
-        gamma: the discount that acts, in [0, 1].
-        reward_multiplier: rewards are multiplied by this in the loss.
-        tau: share of the way that targets move after each update, in (0, 1].
-        fake_filter: imitate all data; without an online loss the critics are not trained then.
-        num_actions_for_value_in_critic_loss: actions sampled for the value of the next state.
-        num_actions_for_value_in_actor_loss: actions sampled for the state's value and for the online loss.
-        fbc_filter_func: weight of a transition in imitation as a function of its advantage.
+        gamma: discount of the acting policy, in [0, 1].
+        reward_multiplier: factor of rewards in the loss.
+        tau: step size of the target networks, in (0, 1].
+        fake_filter: behaviour cloning without a filter; without an online loss the critics are then not trained.
+        num_actions_for_value_in_critic_loss: action samples for the value of the next state.
+        num_actions_for_value_in_actor_loss: action samples for V(s) and for the online loss.
+        fbc_filter_func: weights of behaviour cloning from advantages (B, T, G, 1), see `amago.agent.filters`.
         popart: normalise the critics' targets.
-        use_target_actor: targets take the actions of a slowly moving copy of the actor.
-        use_multigamma: learn the discounts of `Multigammas` besides `gamma`.
+        use_target_actor: compute targets with the actions of a target copy of the actor.
+        use_multigamma: train for the discounts of `Multigammas` in addition to `gamma`.
         n_step: length of the returns.
         actor_type: constructed with `state_dim`, `action_dim`, `discrete`, `gammas`.
         critic_type: constructed with the same and `num_critics`.
-        pass_obs_keys_to_actor: keys of the observation that the actor also gets, as `straight_from_obs`.
+        pass_obs_keys_to_actor: observation keys that are passed to the actor, as `straight_from_obs`.
 
     Raises:
-        ValueError: if a setting is out of range, or `online_coeff` > 0 meets a policy whose samples carry no
-            gradient.
+        ValueError: if a setting is out of range, or `online_coeff` > 0 with a policy whose samples are not
+            differentiable.
     """
 
     return_head_type: type[ReturnHead] = RegressionHead
@@ -161,7 +161,7 @@ class Agent(BaseAgent):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def init_actor_critic(self) -> None:
-        """Builds actor, critics and their targets."""
+        """Builds actor, critics, their targets and the return head."""
         sizes: dict[str, Any] = {
             "state_dim": self.state_dim,
             "action_dim": self.action_dim,
@@ -182,7 +182,7 @@ class Agent(BaseAgent):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     def _distribution_choice(self) -> dict[str, Any]:
-        """The distribution that the action space asks for, unless the actor's own was configured by gin."""
+        """The distribution type for the action space, unless gin configures one."""
         choices: dict[str, Any] = {
             "multibinary": Multibinary,
             "multidiscrete": MultiDiscrete.with_sizes(self.action_spec.sizes),
@@ -202,7 +202,7 @@ class Agent(BaseAgent):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As in torch, but the copy of the critics that older saved policies hold is passed over."""
+        """As in torch, but ignores the copy of the critics in policies saved by AMAGO 3."""
         kept = {key: value for key, value in state_dict.items() if not key.startswith("maximized_critics.")}
         return super().load_state_dict(kept, strict=strict, assign=assign)
 
@@ -228,7 +228,7 @@ class Agent(BaseAgent):
             return None
         missing = [key for key in self.pass_obs_keys_to_actor if key not in obs]
         if missing:
-            raise ValueError(f"pass_obs_keys_to_actor names {missing}, but the observation has {sorted(obs)}")
+            raise ValueError(f"pass_obs_keys_to_actor holds {missing}, but the observation has {sorted(obs)}")
         return {key: obs[key] for key in self.pass_obs_keys_to_actor}
 
     def forward(self, batch: Batch, log_step: bool) -> Tensor:
@@ -412,7 +412,7 @@ class Agent(BaseAgent):
 
     @torch.no_grad()
     def _log_values(self, log: dict[str, Any], recorded: RecordedValues, targets: Tensor) -> None:
-        """Logs the range of the targets, the acting discount's values in units of returns, and PopArt's statistics."""
+        """Logs targets, values of the acting discount in units of returns, and PopArt's statistics."""
         log["Min TD Target"], log["Max TD Target"] = extremes(targets)
         acting = self.return_head.denormalize(recorded.values)[..., -1, :]
         log["Mean Q(s, a) (global mean, rescaled)"] = acting.mean() / self.reward_multiplier

@@ -1,4 +1,4 @@
-"""Return heads: how an agent reads its critics and trains them, by regression or by classification.
+"""Return heads: how an agent reads and trains its critics, by regression or by classification.
 
 | | `RegressionHead` | `ClassificationHead` |
 |---|---|---|
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class RecordedValues:
 
 
 class ReturnHead(ABC):
-    """How critics are read, how their values relate to returns, and their error.
+    """Reads critics, converts their values to returns, and computes their error.
 
     "Raw" values are read from the critics without PopArt. Advantages are differences of raw values; targets are
     in units of returns times the agent's reward multiplier.
@@ -52,12 +52,20 @@ class ReturnHead(ABC):
         discrete: whether an action is a single discrete choice.
     """
 
+    critic_methods: tuple[str, ...] = ()  # that the critics must have
+
     def __init__(self, popart: PopArtLayer, discrete: bool) -> None:
         self.popart = popart
         self.discrete = discrete
 
     def check_critics(self, critics: nn.Module) -> None:
-        """Raises TypeError if the head cannot read these critics."""
+        """Raises TypeError if the critics lack one of `critic_methods`."""
+        missing = [name for name in self.critic_methods if not hasattr(critics, name)]
+        if missing:
+            raise TypeError(
+                f"critic_type must have {' and '.join(self.critic_methods)} for a {type(self).__name__}, "
+                f"got {type(critics).__name__} without {' and '.join(missing)}"
+            )
 
     @abstractmethod
     def evaluate_recorded(
@@ -153,14 +161,7 @@ class ClassificationHead(ReturnHead):
     `NCriticsTwoHot` does.
     """
 
-    def check_critics(self, critics: nn.Module) -> None:
-        """Raises TypeError if the critics do not classify."""
-        missing = [name for name in ("bin_dist_to_raw_vals", "cross_entropy") if not hasattr(critics, name)]
-        if missing:
-            raise TypeError(
-                f"critic_type must classify returns, as NCriticsTwoHot does, got {type(critics).__name__} "
-                f"without {' and '.join(missing)}"
-            )
+    critic_methods = ("bin_dist_to_raw_vals", "cross_entropy")
 
     def evaluate_recorded(
         self, critics: nn.Module, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None
@@ -197,7 +198,7 @@ class ClassificationHead(ReturnHead):
         return super().policy_actions(dist, num_samples, grad=grad)
 
 
-def _evaluates_every_action(critics: nn.Module) -> bool:
+def _evaluates_every_action(critics: nn.Module) -> TypeGuard[NCritics]:
     """Whether these are `NCritics` whose network was not overridden."""
     return (
         isinstance(critics, NCritics)
