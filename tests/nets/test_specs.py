@@ -88,13 +88,6 @@ def test_bounds_hold_for_all_elements_and_an_infinite_one_is_unknown(space, low,
     assert (spec.low, spec.high) == (low, high)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "integer"), [("uint8", True), ("int64", True), ("float32", False), ("bool", False)]
-)
-def test_whole_numbers_are_known_by_their_dtype(dtype, integer):
-    assert ArraySpec((2,), dtype).is_integer == integer
-
-
 def test_bounds_in_the_wrong_order_are_refused():
     with pytest.raises(ValueError, match="high must be at least low=3, got 2"):
         ArraySpec((2,), "int64", low=3, high=2)
@@ -121,7 +114,9 @@ def test_an_observation_without_a_shape_is_a_type_error_with_the_remedy(space):
 
 
 def test_a_space_that_nobody_can_act_in_is_a_type_error():
-    with pytest.raises(TypeError, match=r"unsupported action space .*Discrete, MultiDiscrete, MultiBinary or Box"):
+    with pytest.raises(
+        TypeError, match=r"unsupported action space .*Discrete, MultiDiscrete, MultiBinary or Box"
+    ):
         as_action_spec(spaces.Tuple([spaces.Discrete(2)]))
 
 

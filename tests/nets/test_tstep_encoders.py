@@ -7,7 +7,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from amago.nets import cnn
 from amago.nets.cnn import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
@@ -22,7 +21,6 @@ from amago.nets.tstep_encoders import (
     list_registered_tstep_encoders,
     register_tstep_encoder,
 )
-from amago.nets.utils import symlog
 
 
 def box(*shape, dtype=np.float32):
@@ -54,38 +52,6 @@ def test_the_image_encoder_equals_the_golden_numbers(torch_golden, assert_forwar
     encoder.load_state_dict(case.state, strict=True)
     y = encoder(obs={"observation": case.tensors["img"]}, rl2s=case.tensors["rl2s"])
     assert_forward(y.detach(), case.tensors["y"])
-
-
-def test_keys_are_concatenated_in_alphabetical_order_before_rl2s():
-    torch.manual_seed(0)
-    encoder = FFTstepEncoder({"z": (2,), "b": (1, 3)}, (4,), normalize_inputs=False, n_layers=1, d_hidden=5)
-    obs = {"z": torch.randn(2, 3, 2), "b": torch.randn(2, 3, 1, 3)}
-    rl2s = torch.randn(2, 3, 4)
-    x = torch.cat([obs["b"].flatten(2), obs["z"], rl2s], -1)
-    expected = encoder.out_norm(encoder.base.out_layer(F.leaky_relu(encoder.base.in_layer(x))))
-    torch.testing.assert_close(encoder(obs, rl2s), expected)
-
-
-def test_only_the_named_keys_are_used():
-    encoder = FFTstepEncoder({"a": (2,), "b": (3,)}, (4,), specify_obs_keys=["b"])
-    assert encoder.base.in_layer.in_features == 7
-    encoder({"b": torch.zeros(1, 1, 3)}, torch.zeros(1, 1, 4))
-
-
-def test_integer_observations_are_numbers_to_the_array_encoder():
-    encoder = FFTstepEncoder({"observation": (3,)}, (4,)).eval()
-    obs = torch.randint(0, 255, (2, 5, 3), dtype=torch.uint8)
-    torch.testing.assert_close(
-        encoder({"observation": obs}, torch.zeros(2, 5, 4)),
-        encoder({"observation": obs.float()}, torch.zeros(2, 5, 4)),
-    )
-
-
-def test_auto_scale_widens_hidden_layers_to_a_wide_input():
-    wide = FFTstepEncoder({"observation": (50,)}, (4,), d_hidden=16, auto_scale=True)
-    narrow = FFTstepEncoder({"observation": (5,)}, (4,), d_hidden=16, auto_scale=True)
-    assert wide.base.in_layer.out_features == 54
-    assert narrow.base.in_layer.out_features == 16
 
 
 def padded_batch():
@@ -139,19 +105,6 @@ def test_statistics_move_in_training_only(normalize_inputs):
     encoder.train()
     encoder(obs, rl2s)
     assert encoder.in_norm._t == 2.0
-
-
-def test_symlog_comes_before_the_statistics():
-    torch.manual_seed(0)
-    logged = FFTstepEncoder({"observation": (3,)}, (4,), symlog_inputs=True)
-    plain = FFTstepEncoder({"observation": (3,)}, (4,))
-    plain.load_state_dict(logged.state_dict())
-    obs, rl2s = 1e4 * torch.randn(2, 5, 3), 1e3 * torch.randn(2, 5, 4)
-    torch.testing.assert_close(
-        logged({"observation": obs}, rl2s), plain({"observation": symlog(obs)}, symlog(rl2s))
-    )
-    torch.testing.assert_close(logged.in_norm.mu, plain.in_norm.mu)
-    assert logged.in_norm.mu.abs().max() < 10.0
 
 
 @pytest.mark.parametrize("encoder_type", [FFTstepEncoder, CNNTstepEncoder, MultiModalTstepEncoder])
@@ -232,12 +185,6 @@ def test_an_image_of_the_smallest_size_is_taken_and_a_smaller_one_named(network,
     for sides in ((size - 1, 99), (99, size - 1)):
         with pytest.raises(ValueError, match=rf"images of \({sides[0]}, {sides[1]}\) pixels are too small"):
             make(*sides)
-
-
-def test_the_image_is_taken_from_its_key():
-    encoder = CNNTstepEncoder({"state": (3,), "camera": (40, 40, 3)}, (4,), obs_key="camera").eval()
-    obs, rl2s = {"camera": torch.rand(1, 2, 40, 40, 3)}, torch.zeros(1, 2, 4)
-    assert torch.equal(encoder(obs, rl2s), encoder({**obs, "state": torch.randn(1, 2, 3)}, rl2s))
 
 
 def test_images_that_are_scaled_already_are_left_alone():

@@ -1,7 +1,7 @@
 """MultiTaskAgent's loss and gradients against the same mathematics written out in float64, sequence by sequence.
 
-The labels are dense, nothing is factored, and every critic runs alone. Random draws are the agent's own: its return
-head records the samples, and the noise of samples that carry a gradient is drawn again from the same state.
+The labels are dense, nothing is factored, and every critic runs alone. Random draws are the agent's own: its
+return head records the samples, and the noise of samples that carry a gradient is drawn again from the same state.
 """
 
 import copy
