@@ -7,7 +7,7 @@ import gin
 import pytest
 import torch
 
-from amago.agent import Agent, MultiTaskAgent, binary_filter, get_action_dim_and_type
+from amago.agent import Agent, MultiTaskAgent, binary_filter
 from amago.nets.masking import current_timestep_mask, masked_avg
 from amago.nets.policy_dists import GMM
 from amago.nets.specs import ActionSpec
@@ -152,7 +152,7 @@ def test_filters_receive_advantages_in_the_shape_of_the_batch(make_agent, make_b
 def test_acting_in_another_thread_does_not_change_training(make_agent, make_batch, compiled):
     """The padding mask of a batch belongs to the thread that trains on it."""
     torch.manual_seed(0)
-    agent = make_agent(encoder="transformer")
+    agent = make_agent()
     acting, batch = copy.deepcopy(agent).eval(), make_batch()
     stop = threading.Event()
 
@@ -389,17 +389,6 @@ def test_a_policy_without_differentiable_samples_refuses_the_online_loss(make_ag
 def test_settings_out_of_range_are_named(make_agent, kwargs, message):
     with pytest.raises(ValueError, match=message):
         make_agent(**kwargs)
-
-
-def test_action_dim_and_type_of_every_space():
-    kinds = {name: get_action_dim_and_type(spec) for name, spec in SPACES.items()}
-    assert kinds == {
-        "discrete": (3, True, False),
-        "many": (1000, True, False),
-        "multidiscrete": (5, False, False),
-        "multibinary": (4, False, True),
-        "box": (2, False, False),
-    }
 
 
 def test_saved_weights_of_older_policies_load_without_their_copy_of_the_critics(make_agent):

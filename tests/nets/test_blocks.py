@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from amago.nets.ff import MLP, FFBlock, Normalization, SimNorm
-from amago.nets.utils import activation_switch, add_activation_log, symexp, symlog
+from amago.nets.utils import activation_switch, symexp, symlog
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky_relu", "gelu", "mish", "adaptive"])
@@ -33,11 +33,6 @@ def test_the_detached_unit_ball_equals_the_golden_numbers(torch_golden, assert_f
     y.backward(case.tensors["gy"])
     assert_forward(y.detach(), case.tensors["y"])
     torch.testing.assert_close(x.grad, case.tensors["grad_x"], atol=1e-4, rtol=1e-3)
-
-
-def test_no_method_means_no_normalization():
-    x = torch.ones(2, 3)
-    assert torch.equal(Normalization(None, 3)(x), x)
 
 
 def test_an_unknown_normalization_is_answered_with_the_nearest():
@@ -85,17 +80,3 @@ def test_symlog_equals_the_golden_numbers(torch_golden, assert_forward):
     t = torch_golden("symlog").tensors
     assert_forward(symlog(t["x"]), t["symlog"])
     assert_forward(symexp(symlog(t["x"])), t["roundtrip"])
-
-
-def test_activation_logs_are_tensors_without_gradient():
-    log_dict = {}
-    activation = torch.tensor([1.0, 3.0], requires_grad=True)
-    add_activation_log("layer", activation, log_dict)
-    assert {key: value.item() for key, value in log_dict.items()} == {
-        "activation-layer-max": 3.0,
-        "activation-layer-min": 1.0,
-        "activation-layer-std": 1.0,
-        "activation-layer-mean": 2.0,
-    }
-    assert not any(value.requires_grad for value in log_dict.values())
-    add_activation_log("layer", activation)

@@ -1,7 +1,5 @@
 """Images, vectors and token sequences in one observation: which encoder each gets, and what must not matter."""
 
-from functools import partial
-
 import gin
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from amago.nets.cnn import GridworldCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.cnn import GridworldCNN, IMPALAishCNN
 from amago.nets.masking import MAGIC_PAD_VAL
 from amago.nets.specs import ArraySpec, as_array_spec
 from amago.nets.tstep_encoders import (
@@ -113,16 +111,6 @@ def test_gradients_reach_every_parameter():
         assert parameter.grad.any(), name
 
 
-def test_every_observation_and_rl2s_change_the_result():
-    encoder = make().eval()
-    obs, rl2s = observations(2, 3)
-    before = encoder(obs, rl2s)
-    others, other_rl2s = observations(2, 3)
-    for key in obs:
-        assert not torch.isclose(encoder({**obs, key: others[key]}, rl2s), before).all(-1).any(), key
-    assert not torch.isclose(encoder(obs, other_rl2s), before).all(-1).any()
-
-
 @pytest.mark.parametrize("hide_rl2s", [False, True])
 def test_padding_changes_neither_results_nor_statistics(hide_rl2s):
     """Three real timesteps in the second row; every array holds the filler behind them, tokens and pixels too."""
@@ -138,14 +126,6 @@ def test_padding_changes_neither_results_nor_statistics(hide_rl2s):
         torch.testing.assert_close(buffer, dict(whole.named_buffers())[name])
     assert padded.obs_encoders["joints_encoder"].in_norm._t == 2.0
     assert out.isfinite().all()
-
-
-def test_it_computes_in_bfloat16_autocast():
-    encoder = make()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = encoder(*observations(2, 3))
-    assert out.isfinite().all()
-    out.float().sum().backward()
 
 
 class TestTokens:
@@ -308,7 +288,6 @@ class TestChoices:
             ValueError,
             r"'points' has shape \(4, 3\).*encoders=\{'points': ...\} with 'vector'",
         ),
-        ({"voxels": (2, 3, 4, 5)}, {}, ValueError, r"'voxels' has shape \(2, 3, 4, 5\)"),
         ({"a": (3,)}, {"a": "ignore"}, ValueError, "at least one of a; all are ignored"),
         ({"text": (4,)}, {"text": "tokens"}, ValueError, "'text': tokens need bounds"),
         (
@@ -316,25 +295,6 @@ class TestChoices:
             {"vec": "image"},
             ValueError,
             r"'vec': an image must have three axes, got shape \(4,\)",
-        ),
-        ({"cell": (3, 3, 2)}, {}, ValueError, "'cell': images of .* too small for GridworldCNN"),
-        (
-            {"img": (9, 9, 3)},
-            {"img": NatureishCNN},
-            ValueError,
-            "'img': images of .* too small for NatureishCNN",
-        ),
-        (
-            {"img": (40, 44, 3)},
-            {"img": partial(ImageFeatures, drqv2_aug=True)},
-            ValueError,
-            "'img': drqv2_aug needs square images, got 40 x 44",
-        ),
-        (
-            {"img": (40, 40, 3)},
-            {"img": partial(ImageFeatures, aug_pct_of_batch=75)},
-            ValueError,
-            "'img': aug_pct_of_batch must be a share",
         ),
         ({"a": (3,)}, {"a": 3}, TypeError, "'a': its encoder must be a name, a CNN or a callable, got 3"),
         (

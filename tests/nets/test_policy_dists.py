@@ -3,7 +3,6 @@
 Shapes of the golden cases: batch 2, length 4, discounts 3, action width.
 """
 
-import math
 import pickle
 
 import pytest
@@ -19,8 +18,6 @@ from amago.nets.policy_dists import (
     Multibinary,
     MultiDiscrete,
     TanhGaussian,
-    softplus_bounded_positive,
-    tanh_bounded_positive,
 )
 
 
@@ -100,35 +97,6 @@ def test_samples_are_vectors_whose_log_prob_is_finite(make):
     assert dist.log_prob(output.action_from_buffer(torch.full((2, 4, 3, 5), 4.0))).isfinite().all()
 
 
-@pytest.mark.parametrize("make", [TanhGaussian, Beta])
-def test_reparametrised_samples_carry_gradients(make):
-    torch.manual_seed(0)
-    output = make(d_action=3)
-    vec = torch.randn(4, output.input_dimension, requires_grad=True)
-    output(vec).rsample().sum().backward()
-    assert (vec.grad != 0).all()
-
-
-@pytest.mark.parametrize(("loc", "std"), [(0.0, 0.1), (0.7, 0.8), (-1.5, 2.0)])
-def test_the_entropy_of_a_squashed_normal_is_the_expected_surprise(loc, std):
-    torch.manual_seed(0)
-    u = loc + std * torch.randn(400_000, dtype=torch.float64)
-    log_normal = -0.5 * ((u - loc) / std) ** 2 - math.log(std * math.sqrt(2.0 * math.pi))
-    surprise = -(log_normal - 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u)))
-    raw_std = math.atanh(2.0 * (math.log(std) + 5.0) / 7.0 - 1.0)
-    dist = TanhGaussian(1)(torch.tensor([loc, raw_std]))
-    assert dist.entropy().item() == pytest.approx(surprise.mean().item(), abs=0.02)
-
-
-def test_positive_maps_respect_their_bounds():
-    x = torch.tensor([-100.0, 0.0, 100.0])
-    torch.testing.assert_close(tanh_bounded_positive(x, 0.01, 100.0), torch.tensor([0.01, 1.0, 100.0]))
-    torch.testing.assert_close(
-        softplus_bounded_positive(x, 0.5), torch.tensor([0.5, math.log(2.0) + 0.5, 100.5])
-    )
-    assert softplus_bounded_positive(x, 0.5, 2.0).max() == 2.0
-
-
 def clipped_as_in_the_fault(vec, low, high):
     """The fault: a fixed floor for any number of actions, and clamp's gradient of zero."""
     probs = torch.softmax(vec, -1).clamp(low, high)
@@ -165,21 +133,6 @@ def test_a_clipped_action_keeps_the_gradient_of_the_unclipped_policy():
     assert not faulty.grad.any()
 
 
-def test_an_expectation_over_clipped_probabilities_keeps_the_unclipped_gradient():
-    torch.manual_seed(0)
-    q = torch.randn(5)
-    vec = (8.0 * torch.randn(5)).requires_grad_()
-    (grad,) = torch.autograd.grad((Discrete(5)(vec).probs * q).sum(), vec)
-    (expected,) = torch.autograd.grad((torch.softmax(vec, -1) * q).sum(), vec)
-    torch.testing.assert_close(grad, expected)
-
-
-def test_a_floor_of_zero_is_allowed():
-    dist = Discrete(3, clip_prob_low=0.0, clip_prob_high=1.0)(torch.tensor([500.0, 0.0, 0.0]))
-    assert dist.log_prob(torch.arange(3)).isfinite().all()
-    assert dist.entropy().isfinite()
-
-
 def test_softened_one_hot_actions_are_judged_as_the_action_that_they_mean():
     """Actions of a batch are clamped to ±0.999, so one-hot vectors arrive softened."""
     torch.manual_seed(0)
@@ -193,11 +146,6 @@ def test_softened_one_hot_actions_are_judged_as_the_action_that_they_mean():
         OneHotCategorical(probs=categorical.probs).log_prob(soft)
 
 
-def test_one_hot_vectors_are_no_indices():
-    with pytest.raises(ValueError, match=r"support|shape|broadcast"):
-        Discrete(3)(torch.zeros(4, 3)).log_prob(torch.full((4,), 0.5))
-
-
 def test_discrete_like_continuous_samples_one_hots_in_proportion():
     torch.manual_seed(0)
     dist = DiscreteLikeContinuous(Discrete(3)(torch.tensor([1.0, 0.0, 0.5])))
@@ -205,22 +153,6 @@ def test_discrete_like_continuous_samples_one_hots_in_proportion():
         assert samples.shape == (20_000, 3)
         torch.testing.assert_close(samples.sum(-1), torch.ones(20_000))
         torch.testing.assert_close(samples.mean(0), dist.probs, atol=0.015, rtol=0.0)
-
-
-def test_multidiscrete_is_a_product_of_categoricals():
-    torch.manual_seed(0)
-    sizes = (3, 1, 4)
-    vec = torch.randn(2, 5, 8)
-    dist = MultiDiscrete(8, sizes)(vec)
-    parts = [Discrete(n)(x) for n, x in zip(sizes, vec.split(sizes, -1), strict=True)]
-    action = dist.sample()
-    index = MultiDiscrete(8, sizes).to_indices(action)
-    expected = sum(part.log_prob(index[..., k]) for k, part in enumerate(parts))
-    torch.testing.assert_close(dist.log_prob(action.clamp(-0.999, 0.999)), expected.unsqueeze(-1))
-    torch.testing.assert_close(dist.entropy(), sum(part.entropy() for part in parts))
-    torch.testing.assert_close(dist.probs, torch.cat([part.probs for part in parts], -1))
-    assert torch.equal(action.sum(-1), torch.full((2, 5), 3.0))
-    assert torch.equal(MultiDiscrete(8, sizes).to_indices(dist.mode)[..., 2], vec[..., 4:].argmax(-1))
 
 
 def test_a_distribution_type_with_sizes_can_be_pickled():
@@ -249,13 +181,6 @@ def test_buffer_actions_are_clamped_to_the_range_of_the_distribution():
     action = torch.tensor([-4.0, -0.5, 0.5, 4.0])
     assert TanhGaussian(4).action_from_buffer(action).tolist() == [-1.0, -0.5, 0.5, 1.0]
     assert MultiDiscrete(4, (2, 2)).action_from_buffer(action).tolist() == [0.0, 0.0, 0.5, 1.0]
-
-
-def test_buffer_one_hots_are_softened_as_the_policy_is():
-    softened = Discrete(3, clip_prob_low=0.1, clip_prob_high=0.8).action_from_buffer(
-        torch.tensor([0.0, 1.0, 0.0])
-    )
-    torch.testing.assert_close(softened, torch.tensor([0.1, 0.8, 0.1]))
 
 
 @pytest.mark.parametrize(

@@ -91,20 +91,6 @@ def test_a_reset_for_another_number_of_rows_is_refused():
         encoder.reset_hidden_state(torch.zeros(2, 3, 4), [True, False])
 
 
-def test_every_encoder_tells_its_width():
-    for encoder, width in zip(make_encoders(3), (3, 6, 5), strict=True):
-        assert encoder.emb_dim == width
-        out, _ = encoder(torch.randn(2, 4, 3), time_idxs=torch.zeros(2, 4, 1, dtype=torch.int64))
-        assert out.shape == (2, 4, width)
-
-
-def test_dropout_follows_the_output_norm():
-    torch.manual_seed(0)
-    encoder = FFTrajEncoder(3, 4, d_model=64, dropout=0.5)
-    share = (encoder(torch.randn(8, 4, 3))[0] == 0).float().mean().item()
-    assert share == pytest.approx(0.5, abs=0.06)
-
-
 def test_a_user_encoder_only_needs_forward_and_a_width():
     class RunningMean(TrajEncoder):
         """The mean of all timesteps so far."""

@@ -52,17 +52,6 @@ def test_cached_steps_past_the_window_equal_the_golden_numbers(golden, name):
     torch.testing.assert_close(ys, t["ys"], **CLOSE)
 
 
-def test_several_steps_can_be_appended_to_the_hidden_state_at_once():
-    torch.manual_seed(0)
-    encoder = TformerTrajEncoder(5, 6, **SMALL).eval()
-    xs, times = torch.randn(2, 6, 5), torch.arange(6).view(1, -1, 1).repeat(2, 1, 1)
-    hidden = encoder.init_hidden_state(2, "cpu")
-    with torch.no_grad():
-        first, hidden = encoder(xs[:, :4], times[:, :4], hidden_state=hidden)
-        second, hidden = encoder(xs[:, 4:], times[:, 4:], hidden_state=hidden)
-        torch.testing.assert_close(torch.cat((first, second), dim=1), encoder(xs, times)[0], **CLOSE)
-
-
 @pytest.mark.parametrize("as_type", [torch.tensor, np.array, list])
 @pytest.mark.parametrize("dtype", [bool, int])
 def test_a_reset_forgets_the_rows_that_ended_and_no_others(as_type, dtype):
@@ -160,16 +149,6 @@ def test_learned_positions_must_be_given_their_number():
 def test_bad_settings_are_named(kwargs, message):
     with pytest.raises(ValueError, match=message):
         TformerTrajEncoder(5, 4, **(SMALL | kwargs))
-
-
-def test_dropout_acts_in_training_only():
-    torch.manual_seed(0)
-    settings = SMALL | {"dropout_emb": 0.3, "dropout_ff": 0.3}
-    encoder = TformerTrajEncoder(5, 6, dropout_qkv=0.3, dropout_attn=0.3, **settings)
-    xs, times = torch.randn(1, 6, 5), torch.arange(6).view(1, -1, 1)
-    assert not torch.equal(encoder(xs, times)[0], encoder(xs, times)[0])
-    encoder.eval()
-    torch.testing.assert_close(encoder(xs, times)[0], encoder(xs, times)[0], rtol=0, atol=0)
 
 
 def test_a_rollout_follows_a_fused_optimizer_step_of_a_layer_in_eval_mode():

@@ -84,17 +84,6 @@ def test_padding_stays_out_of_the_statistics_when_rl2s_are_hidden():
     assert (faulty.in_norm.mu[:3] - shown.in_norm.mu[:3]).abs().max() > 0.1
 
 
-def test_the_batch_mask_goes_before_the_filler():
-    obs, rl2s = padded_batch()
-    encoder = FFTstepEncoder({"observation": (3,)}, (4,))
-    mask = torch.zeros(2, 5, 1, dtype=torch.bool)
-    mask[0, 0] = True
-    with timestep_mask(mask):
-        encoder(obs, rl2s)
-    expected = torch.cat([obs["observation"], rl2s], -1)[0, 0] / 2.0
-    torch.testing.assert_close(encoder.in_norm.mu, expected, atol=1e-3, rtol=1e-2)
-
-
 @pytest.mark.parametrize("normalize_inputs", [True, False])
 def test_statistics_move_in_training_only(normalize_inputs):
     encoder = FFTstepEncoder({"observation": (3,)}, (4,), normalize_inputs=normalize_inputs)
@@ -145,14 +134,6 @@ def test_rewards_of_every_encoder_are_hidden_through_gin(encoder_type):
     assert not torch.isclose(encoder(obs, rl2s), encoder(obs, other_action)).all()
 
 
-def test_a_user_encoder_receives_its_spaces_unchanged():
-    spaces, rl2_space = gymnasium.spaces.Dict({"observation": box(3)}), box(4)
-    encoder = RL2Only(obs_space=spaces, rl2_space=rl2_space)
-    assert encoder.obs_space is spaces
-    assert encoder.rl2_space is rl2_space
-    assert torch.equal(encoder(obs={}, rl2s=torch.ones(1, 2, 4)), torch.ones(1, 2, 4))
-
-
 SMALLEST = {DrQCNN: 15, GridworldCNN: 4, IMPALAishCNN: 15, NatureishCNN: 36}
 
 
@@ -185,16 +166,6 @@ def test_an_image_of_the_smallest_size_is_taken_and_a_smaller_one_named(network,
     for sides in ((size - 1, 99), (99, size - 1)):
         with pytest.raises(ValueError, match=rf"images of \({sides[0]}, {sides[1]}\) pixels are too small"):
             make(*sides)
-
-
-def test_images_that_are_scaled_already_are_left_alone():
-    pixels = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,))
-    scaled = CNNTstepEncoder({"observation": (40, 40, 3)}, (4,), from_float=True)
-    scaled.load_state_dict(pixels.state_dict())
-    imgs, rl2s = torch.randint(0, 256, (2, 3, 40, 40, 3), dtype=torch.uint8), torch.zeros(2, 3, 4)
-    torch.testing.assert_close(
-        scaled({"observation": imgs.float() / 128.0 - 1.0}, rl2s), pixels({"observation": imgs}, rl2s)
-    )
 
 
 def test_scaling_small_numbers_as_pixels_is_warned_of():
