@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from amago.agent import losses
-from amago.agent.acting import BegunActions, begin_by_program, choose_actions, is_replaced
+from amago.agent.acting import choose_actions
 from amago.agent.base import BaseAgent
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import extremes, grad_norm
@@ -33,7 +33,6 @@ from amago.nets.configurable import with_bindings
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
-from amago.nets.stepping import StepPolicy
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -111,7 +110,6 @@ class Agent(BaseAgent):
             tstep_encoder_type=tstep_encoder_type,
             traj_encoder_type=traj_encoder_type,
         )
-        self._step_policy = StepPolicy()
         self.num_critics = num_critics
         self.num_critics_td = num_critics_td
         self.online_coeff = online_coeff
@@ -213,32 +211,12 @@ class Agent(BaseAgent):
     ) -> tuple[Tensor, Any]:
         """Actions of the policy for discount `gamma`; see `BaseAgent.get_actions`."""
         direct_obs = self._direct_obs(obs)
-        begun = begin_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample)
-        if begun is not None:
-            return begun.finish()
         with torch.no_grad():
             states, hidden_state = self.get_state_embedding(
                 obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=hidden_state
             )
             dist = self.actor(states, straight_from_obs=direct_obs)
             return choose_actions(dist, self.action_spec, sample), hidden_state
-
-    def begin_actions(
-        self,
-        obs: dict[str, Tensor],
-        rl2s: Tensor,
-        time_idxs: Tensor,
-        hidden_state: Any = None,
-        sample: bool = True,
-        in_parts: bool = False,
-    ) -> BegunActions | None:
-        """Begins `get_actions` by the step program; None where that is not what `get_actions` does."""
-        if is_replaced(self, "get_actions", _GET_ACTIONS):
-            return None
-        if in_parts and is_replaced(self, "reset_hidden_state", _RESET_HIDDEN_STATE):
-            return None
-        self._direct_obs(obs)
-        return begin_by_program(self, self._step_policy, obs, rl2s, time_idxs, hidden_state, sample, in_parts)
 
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor gets without the encoders."""
@@ -484,8 +462,3 @@ class Agent(BaseAgent):
         log["Batch Size (in Timesteps)"] = torch.tensor(float(batch.batch_size * batch.length), device=device)
         log["Unmasked Batch Size (in Timesteps)"] = torch.tensor(float(len(t.places)), device=device)
         log["Mean Reward (in training sequences)"] = t.reward.mean() / self.reward_multiplier
-
-
-# The originals, so that what is put in their place is noticed, on a class too
-_GET_ACTIONS = Agent.get_actions
-_RESET_HIDDEN_STATE = BaseAgent.reset_hidden_state

@@ -22,8 +22,6 @@ from amago.nets.tstep_encoders import TstepEncoder
 if TYPE_CHECKING:
     import numpy as np
 
-    from amago.agent.acting import BegunActions
-
 
 def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:
     """Width of the action representation, whether it is one discrete choice, whether it is a vector of bits."""
@@ -133,27 +131,6 @@ class BaseAgent(nn.Module, ABC):
             Actions (B, 1, ·) and the new hidden state: numbers in [-1, 1] (·= A) for Box, the index (· = 1) for
             Discrete, one index per component for MultiDiscrete, bits for MultiBinary.
         """
-
-    def begin_actions(
-        self,
-        obs: dict[str, Tensor],
-        rl2s: Tensor,
-        time_idxs: Tensor,
-        hidden_state: Any = None,
-        sample: bool = True,
-        in_parts: bool = False,
-    ) -> BegunActions | None:
-        """Hook: begins what `get_actions` does, so that the caller can do other things meanwhile.
-
-        Args:
-            obs, rl2s, time_idxs, hidden_state, sample: as `get_actions` takes them. Nobody may write to them until
-                the actions are finished or dropped.
-            in_parts: the caller will release rows when they are ready, and may write to the others until then.
-
-        Returns:
-            What gives the actions and the new hidden state; None to be asked by `get_actions`.
-        """
-        return None
 
     @property
     def trainable_params(self) -> list[nn.Parameter]:

@@ -7,8 +7,7 @@ convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import torch
@@ -22,15 +21,13 @@ from amago.nets.normalization import Normalization
 from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
-from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log
 
 _BACKENDS = ("auto", *(implementation.backend.value for implementation in operations()["selective_scan"]))
 
 
-@dataclass(slots=True)
-class MambaHiddenState:
-    """What a Mamba remembers of its rows' episodes: all of it in a fixed size.
+class MambaHiddenState(NamedTuple):
+    """The states of all layers; their size does not depend on the length of the episode.
 
     Args:
         conv: per layer, the last K - 1 inputs of the convolution (B, K - 1, I).
@@ -240,13 +237,6 @@ class MambaTrajEncoder(TrajEncoder):
             conv.append(before)
             ssm.append(state)
         return MambaHiddenState(tuple(conv), tuple(ssm))
-
-    def reset_hidden_state(
-        self, hidden_state: MambaHiddenState | None, dones: Any
-    ) -> MambaHiddenState | None:
-        """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
-        reset: MambaHiddenState | None = reset_rows(hidden_state, dones)
-        return reset
 
     def forward(
         self,
