@@ -99,12 +99,11 @@ inline void score_block(const A* query, const T* keys, const int64_t* offsets, c
     // Reading the offsets anew for every head is quicker than keeping all addresses, as compilers would.
     asm volatile("" : "+r"(offsets));
     Vector<A> products[n] = {};
-    for (int64_t j = 0; j < whole; j += n) {
-        const Vector<A> q = load_vector<A>(query + j);
-#pragma GCC unroll 16
-        for (int s = 0; s < n; ++s) products[s] += q * load_vector<A>(keys + offsets[s] + j);
+    for (int s = 0; s < n; ++s) {
+        const T* key = keys + offsets[s];
+        for (int64_t j = 0; j < whole; j += n) products[s] += load_vector<A>(query + j) * load_vector<A>(key + j);
+        prefetch(keys + next[s], size);
     }
-    for (int s = 0; s < n; ++s) prefetch(keys + next[s], size);
     store_vector(scores, sums_over_lanes<A>(products));
     if (DIM == 0 && whole < size)
         for (int s = 0; s < n; ++s) {
@@ -114,9 +113,10 @@ inline void score_block(const A* query, const T* keys, const int64_t* offsets, c
         }
 }
 
-// Adds the weighted values of one head in COUNT slots at `offsets` to `sums`.
+// Adds the weighted values of one head in COUNT slots at `offsets` to `sums`; `next` are the slots that follow.
 template <int DIM, int COUNT, class T, class A>
-inline void mix_block(const A* weights, const T* values, const int64_t* offsets, int64_t dim, A* sums) {
+inline void mix_block(const A* weights, const T* values, const int64_t* offsets, const int64_t* next, int64_t dim,
+                      A* sums) {
     constexpr int n = kLanes<A>;
     const int64_t size = DIM ? DIM : dim, whole = size / n * n;
     for (int64_t j = 0; j < whole; j += n) {
@@ -126,6 +126,7 @@ inline void mix_block(const A* weights, const T* values, const int64_t* offsets,
     }
     for (int64_t j = whole; j < size; ++j)
         for (int s = 0; s < COUNT; ++s) sums[j] += weights[s] * load(values[offsets[s] + j]);
+    for (int s = 0; s < COUNT; ++s) prefetch(values + next[s], size);
 }
 
 // One head's scores become unnormalised weights; returns their sum.
@@ -176,19 +177,19 @@ void attend_heads(const A* query, const CacheRow<const T>& keys, const CacheRow<
 #pragma omp simd
         for (int64_t i = 0; i < padded; ++i) weights[i] *= share;
     }
-    int64_t place[kMixed], i = 0;
+    int64_t i = 0, place[kMixed], next[kMixed];
     for (; i + kMixed <= seen.count; i += kMixed) {
-        for (int s = 0; s < kMixed; ++s) place[s] = slots[i + s] * values.slot_stride;
+        for (int s = 0; s < kMixed; ++s) {
+            place[s] = slots[i + s] * values.slot_stride;
+            next[s] = slots[std::min(i + kMixed + s, padded - 1)] * values.slot_stride;
+        }
         for (int64_t h = first; h < last; ++h)
-            mix_block<DIM, kMixed>(scratch.scores(h) + i, values.at(0, h), place, dim, out + h * dim);
-        if (i + 2 * kMixed <= seen.count)
-            for (int s = 0; s < kMixed; ++s)
-                for (int64_t h = first; h < last; ++h) prefetch(values.at(slots[i + kMixed + s], h), DIM ? DIM : dim);
+            mix_block<DIM, kMixed>(scratch.scores(h) + i, values.at(0, h), place, next, dim, out + h * dim);
     }
     for (; i < seen.count; ++i) {
         place[0] = slots[i] * values.slot_stride;
         for (int64_t h = first; h < last; ++h)
-            mix_block<DIM, 1>(scratch.scores(h) + i, values.at(0, h), place, dim, out + h * dim);
+            mix_block<DIM, 1>(scratch.scores(h) + i, values.at(0, h), place, place, dim, out + h * dim);
     }
 }
 

@@ -41,6 +41,11 @@ inline Vector<A> load_vector(const T* from) {
     Vector<A> vector;
     if constexpr (std::is_same_v<T, A>) {
         std::memcpy(&vector, from, sizeof vector);
+    } else if constexpr (std::is_same_v<T, bfloat16>) {
+        typedef uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
+        Shorts bits;
+        std::memcpy(&bits, from, sizeof bits);
+        vector = (Vector<float>)(__builtin_convertvector(bits, Vector<uint32_t>) << 16);
     } else {
         A elements[kLanes<A>];
         for (int lane = 0; lane < kLanes<A>; ++lane) elements[lane] = load(from[lane]);

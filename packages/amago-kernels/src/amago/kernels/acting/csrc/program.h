@@ -11,7 +11,7 @@
 namespace amago {
 
 constexpr int64_t kTileRows = 4 * kBlockRows;  // a tile's workspace stays in the second-level cache
-constexpr int64_t kRowsPerThread = 32;         // fewer are not worth waking another thread
+constexpr int64_t kRowsPerThread = 64;         // waiting for a thread is slow where other processes share the cores
 
 // Results of `run`; from 0 on they are a position that the tables lack.
 constexpr int64_t kDone = -1, kNegative = -2, kUndrawable = -3;
