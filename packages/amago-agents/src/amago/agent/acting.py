@@ -18,8 +18,8 @@ from amago.nets.specs import ActionSpec
 def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     """Compiles an agent for acting on a CPU with one C++ call per timestep.
 
-    The result has the agent's `get_actions`, on a copy of its weights. After training call `refresh`: it copies the
-    weights again, and returns False if the agent can no longer be compiled.
+    The result has the agent's `get_actions`, on a copy of its weights. After training call `refresh`: it copies
+    the weights again, and returns False if the agent can no longer be compiled.
 
     Args:
         agent: in eval mode.
@@ -27,7 +27,8 @@ def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     Returns:
         None if the agent must act by its modules: it overrides `get_actions` or `get_state_embedding`, passes
         observations to the actor, is in training mode or not on the CPU in float32, has forward hooks or modules
-        without a translation; or there is no C++ compiler, `use_backend` asks for another backend, or autocast is on.
+        without a translation; or there is no C++ compiler, `use_backend` asks for another backend, or autocast
+        is on.
     """
     if torch.is_autocast_enabled("cpu"):
         return None
@@ -64,7 +65,8 @@ def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
     Args:
         dist: policies of all discounts, from the actor.
         spec: of the action space.
-        sample: draw from the policy; else the most likely choice, the bits with p > 0.5, or the distribution's mean.
+        sample: draw from the policy; else the most likely choice, the bits with p > 0.5, or the distribution's
+            mean.
 
     Returns:
         (B, 1, 1) int64 for "discrete", (B, 1, components) int64 for "multidiscrete", (B, 1, A) int8 for

@@ -63,8 +63,9 @@ class _Value:
 class Program:
     """Operations on one timestep; values are known by their index.
 
-    Methods named after operations append one, and return the value that it computes. After the last one call `build`
-    once, then `run` for every timestep. Weights are copied by `build`: to act with others, build another program.
+    Methods named after operations append one, and return the value that it computes. After the last one call
+    `build` once, then `run` for every timestep. Weights are copied by `build`: to act with others, build
+    another program.
     """
 
     def __init__(self) -> None:

@@ -4,9 +4,9 @@
 - `translation`: how modules become operations of an `amago.kernels.acting.Program`; layers, norms and blocks.
 - `encoders`: timestep and trajectory encoders, and the hidden states of the latter.
 
-Modules are translated by their exact class: a subclass may compute something else, so it has no translation. A timestep
-encoder without one runs as a module, and the program takes its output; any other module without one means that the
-agent acts by its modules. `translates` registers a translation.
+Modules are translated by their exact class: a subclass may compute something else, so it has no translation. A
+timestep encoder without one runs as a module, and the program takes its output; any other module without one
+means that the agent acts by its modules. `translates` registers a translation.
 """
 
 from amago.nets.compiled_actor.actor import CompiledActor

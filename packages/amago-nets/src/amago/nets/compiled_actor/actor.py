@@ -38,8 +38,8 @@ class ActionOutput:
     Args:
         width: elements per row.
         dtype: of the elements.
-        noise: draws the noise (B, width) that sampling takes; None if the output is not an action, but the parameters
-            of its distribution.
+        noise: draws the noise (B, width) that sampling takes; None if the output is not an action, but the
+            parameters of its distribution.
     """
 
     width: int
@@ -55,7 +55,9 @@ def _last_discount(module: Actor | ResidualActor) -> slice:
 @translates(Actor)
 def actor(builder: Builder, module: Actor, x: int) -> ActionOutput:
     """The MLP and the choice of an action."""
-    return _action(builder, module.policy_dist, builder.translate(module.base, x, outputs=_last_discount(module)))
+    return _action(
+        builder, module.policy_dist, builder.translate(module.base, x, outputs=_last_discount(module))
+    )
 
 
 @translates(ResidualActor)
@@ -127,9 +129,10 @@ class _Compiled:
 class CompiledActor:
     """Acts for an agent on a CPU with one C++ call per timestep, on a copy of its weights and settings.
 
-    What it computes equals `agent.get_actions` with the weights that the agent had at the last `refresh`. Inputs that
-    the program does not accept (several timesteps, another device, autocast, a foreign hidden state, a step without
-    position embedding) are passed to `agent.get_actions`. Threads may share it; their calls take turns.
+    What it computes equals `agent.get_actions` with the weights that the agent had at the last `refresh`.
+    Inputs that the program does not accept (several timesteps, another device, autocast, a foreign hidden
+    state, a step without position embedding) are passed to `agent.get_actions`. Threads may share it; their
+    calls take turns.
 
     Args:
         agent: in eval mode, on the CPU.

@@ -1,10 +1,10 @@
 """How encoders become operations of a program, and how a step reads and writes their hidden states.
 
-A timestep encoder's translation returns the value of its output and the inputs that it reads. A trajectory encoder's
-returns the value and a `HiddenState`.
+A timestep encoder's translation returns the value of its output and the inputs that it reads. A trajectory
+encoder's returns the value and a `HiddenState`.
 
-Shapes: B rows, W slots of a ring cache, H heads, D head dimension, I channels and N states of a Mamba layer, K width of
-its convolution.
+Shapes: B rows, W slots of a ring cache, H heads, D head dimension, I channels and N states of a Mamba layer, K
+width of its convolution.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from amago.nets.traj_encoders.gru import GRUTrajEncoder
 from amago.nets.traj_encoders.identity import IdentityTrajEncoder
 from amago.nets.traj_encoders.mamba import Mamba, MambaBlock, MambaHiddenState, MambaTrajEncoder
 from amago.nets.traj_encoders.transformer import TformerTrajEncoder
-from amago.nets.transformer.attention import FlashAttention, SelfAttention, VanillaAttention
+from amago.nets.transformer.attention import FlashAttention, VanillaAttention
 from amago.nets.transformer.cache import TformerHiddenState
 from amago.nets.transformer.flex_attention import (
     ClippedSlidingSinkAttention,
@@ -303,7 +303,7 @@ def attention_layer(
     return int(builder.translate(normalisation, out, add=add))
 
 
-def _attention_options(module: SelfAttention) -> dict[str, Any]:
+def _attention_options(module: Any) -> dict[str, Any]:
     """The options of `Program.attend` for a class of self-attention.
 
     Raises:

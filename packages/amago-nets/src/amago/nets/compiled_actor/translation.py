@@ -1,7 +1,7 @@
 """How modules become operations of a program: the registry, and layers, norms, activations and blocks.
 
-Each translation appends operations and returns the value of the module's output. Weights and settings are read once:
-a program is a snapshot of its modules.
+Each translation appends operations and returns the value of the module's output. Weights and settings are read
+once: a program is a snapshot of its modules.
 """
 
 from __future__ import annotations
@@ -124,11 +124,10 @@ def linear(
         outputs: which outputs to compute, in that order; all by default.
         inputs_scale: factors on equally large groups of inputs.
     """
-    weight, bias = module.effective_weight() if isinstance(module, Linear) else module.weight, module.bias
+    weight: Tensor = module.effective_weight() if isinstance(module, Linear) else module.weight
+    bias: Tensor | None = module.bias
     if inputs_scale is not None:
-        weight = weight * inputs_scale.flatten().repeat_interleave(
-            module.in_features // inputs_scale.numel()
-        )
+        weight = weight * inputs_scale.flatten().repeat_interleave(module.in_features // inputs_scale.numel())
     if outputs is not None:
         weight, bias = weight[outputs], None if bias is None else bias[outputs]
     return builder.program.linear(x, weight, bias, activation, add)

@@ -4,8 +4,8 @@ In training an encoder maps a whole sequence at once. In a rollout it is called 
 and the hidden state that the last call returned; both must give the same output (up to an encoder's context
 window).
 
-A hidden state is None, a tensor, or tuples, named tuples, lists and dicts of these. In every tensor the batch lies on
-the same axis, `TrajEncoder.hidden_batch_axis`. Plain numbers that all rows share may be part of it.
+A hidden state is None, a tensor, or tuples, named tuples, lists and dicts of these. In every tensor the batch lies
+on the same axis, `TrajEncoder.hidden_batch_axis`. Plain numbers that all rows share may be part of it.
 
 Shapes: B batch, L sequence, D features.
 """
@@ -62,8 +62,10 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
 
 
 class TrajEncoder(nn.Module, ABC):
-    """A causal sequence model. Subclasses override `forward` and `emb_dim`; `init_hidden_state` if their hidden state
-    does not begin as None, and `reset_hidden_state` if episodes do not begin with zeros.
+    """A causal sequence model.
+
+    Subclasses override `forward` and `emb_dim`, `init_hidden_state` if their hidden state does not begin as
+    None, and `reset_hidden_state` if episodes do not begin with zeros.
 
     Args:
         tstep_dim: width of the timestep vectors.
