@@ -145,6 +145,6 @@ def test_modules_compute_in_bfloat16_autocast():
 def test_the_readme_runs():
     readme = Path(__file__).parents[2] / "packages" / "amago-nets" / "README.md"
     blocks = readme.read_text().split("```python\n")[1:]
-    assert len(blocks) == 8
+    assert len(blocks) == 7
     code = "\n".join(block.split("```")[0] for block in blocks)
     exec(compile(code, str(readme), "exec"), {})
