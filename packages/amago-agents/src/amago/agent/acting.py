@@ -15,6 +15,36 @@ from amago.nets.compiled_actor import CompiledActor
 from amago.nets.specs import ActionSpec
 
 
+def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
+    """The actions of the last discount's policy.
+
+    Args:
+        dist: policies of all discounts, from the actor.
+        spec: of the action space.
+        sample: draw from the policy; else the most likely choice, the bits with p > 0.5, or the distribution's
+            mean.
+
+    Returns:
+        (B, 1, 1) int64 for "discrete", (B, 1, components) int64 for "multidiscrete", (B, 1, A) int8 for
+        "multibinary", and (B, 1, A) float32 in [-1, 1] for "box".
+    """
+    if spec.kind in ("discrete", "multidiscrete"):
+        probs = dist.probs[:, :, -1].split(spec.sizes, dim=-1)
+        return torch.cat([_choose(p, sample) for p in probs], dim=-1)
+    if spec.kind == "multibinary":
+        bits: Tensor = dist.sample() if sample else dist.probs > 0.5
+        return bits[:, :, -1].to(torch.int8)
+    values: Tensor = dist.sample() if sample else dist.mean
+    return values[:, :, -1].float()
+
+
+def _choose(probs: Tensor, sample: bool) -> Tensor:
+    """An index per row: probabilities (B, 1, N) -> int64 (B, 1, 1)."""
+    if not sample:
+        return probs.argmax(dim=-1, keepdim=True)
+    return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
+
+
 def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     """Compiles an agent for acting on a CPU with one C++ call per timestep.
 
@@ -57,33 +87,3 @@ def _obstacle(agent: BaseAgent) -> str | None:
     if agent.training:
         return f"{name} is in training mode"
     return None
-
-
-def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
-    """The actions of the last discount's policy.
-
-    Args:
-        dist: policies of all discounts, from the actor.
-        spec: of the action space.
-        sample: draw from the policy; else the most likely choice, the bits with p > 0.5, or the distribution's
-            mean.
-
-    Returns:
-        (B, 1, 1) int64 for "discrete", (B, 1, components) int64 for "multidiscrete", (B, 1, A) int8 for
-        "multibinary", and (B, 1, A) float32 in [-1, 1] for "box".
-    """
-    if spec.kind in ("discrete", "multidiscrete"):
-        probs = dist.probs[:, :, -1].split(spec.sizes, dim=-1)
-        return torch.cat([_choose(p, sample) for p in probs], dim=-1)
-    if spec.kind == "multibinary":
-        bits: Tensor = dist.sample() if sample else dist.probs > 0.5
-        return bits[:, :, -1].to(torch.int8)
-    values: Tensor = dist.sample() if sample else dist.mean
-    return values[:, :, -1].float()
-
-
-def _choose(probs: Tensor, sample: bool) -> Tensor:
-    """An index per row: probabilities (B, 1, N) -> int64 (B, 1, 1)."""
-    if not sample:
-        return probs.argmax(dim=-1, keepdim=True)
-    return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
