@@ -7,7 +7,7 @@
 | `actor_critic` | actor and critic heads, for many discounts at once |
 | `policy_dists` | action distributions |
 | `transformer`, `cnn`, `ff`, `goal_embedders` | building blocks |
-| `stepping` | encoders and actor as one program that acts on a CPU without Python between its layers |
+| `compiled_actor` | encoders and actor as one C++ call per timestep, for acting on a CPU |
 | `specs`, `masking`, `utils`, `registry` | space specs, padding masks, shared functions, registries of classes |
 
 Submodules are imported lazily.
@@ -20,6 +20,7 @@ _SUBMODULES = (
     "activations",
     "actor_critic",
     "cnn",
+    "compiled_actor",
     "ff",
     "goal_embedders",
     "input_norm",
@@ -28,7 +29,6 @@ _SUBMODULES = (
     "policy_dists",
     "registry",
     "specs",
-    "stepping",
     "traj_encoders",
     "transformer",
     "tstep_encoders",

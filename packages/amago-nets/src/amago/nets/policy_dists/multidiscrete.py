@@ -96,7 +96,7 @@ class MultiDiscrete(PolicyOutput):
         self.sizes = (d_action,) if sizes is None else tuple(int(n) for n in sizes)
         if sum(self.sizes) != d_action or min(self.sizes, default=0) < 1:
             raise ValueError(f"sizes must be positive and add up to d_action={d_action}, got {sizes!r}")
-        self._parts = [
+        self.components = [
             Discrete(n, clip_prob_low=clip_prob_low, clip_prob_high=clip_prob_high) for n in self.sizes
         ]
 
@@ -131,6 +131,6 @@ class MultiDiscrete(PolicyOutput):
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ProductOfCategoricals:
         """The distribution over concatenated one-hots for logits (..., A)."""
         logits = vec.split(self.sizes, dim=-1)
-        pairs = zip(self._parts, logits, strict=True)
+        pairs = zip(self.components, logits, strict=True)
         dists = [DiscreteLikeContinuous(component.forward(x)) for component, x in pairs]
         return ProductOfCategoricals(dists)

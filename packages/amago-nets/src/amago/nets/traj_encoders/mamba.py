@@ -7,8 +7,7 @@ convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import torch
@@ -22,14 +21,12 @@ from amago.nets.normalization import Normalization
 from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
-from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log
 
 _BACKENDS = ("auto", *(implementation.backend.value for implementation in operations()["selective_scan"]))
 
 
-@dataclass(slots=True)
-class MambaHiddenState:
+class MambaHiddenState(NamedTuple):
     """The hidden state of a Mamba, of fixed size.
 
     Args:
@@ -240,13 +237,6 @@ class MambaTrajEncoder(TrajEncoder):
             conv.append(before)
             ssm.append(state)
         return MambaHiddenState(tuple(conv), tuple(ssm))
-
-    def reset_hidden_state(
-        self, hidden_state: MambaHiddenState | None, dones: Any
-    ) -> MambaHiddenState | None:
-        """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
-        reset: MambaHiddenState | None = reset_rows(hidden_state, dones)
-        return reset
 
     def forward(
         self,

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from amago.nets import transformer
-from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
-from amago.nets.traj_encoders.hidden_state import rows_that_ended
+from amago.nets.traj_encoders.base import TrajEncoder, done_rows, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
 if TYPE_CHECKING:
@@ -138,10 +137,10 @@ class TformerTrajEncoder(TrajEncoder):
         hidden_state: transformer.TformerHiddenState | None,
         dones: Tensor | np.ndarray | Sequence[bool],
     ) -> transformer.TformerHiddenState | None:
-        """Resets the rows whose episode ended; `dones` is one bool per row, ValueError otherwise."""
+        """Empties the caches of the rows with True in `dones` (B,), in place; ValueError for another number."""
         if hidden_state is not None:
             lengths = hidden_state.seq_lens
-            hidden_state.reset(rows_that_ended(dones, len(lengths), lengths.device))
+            hidden_state.reset(done_rows(dones, len(lengths), lengths.device))
         return hidden_state
 
     def forward(

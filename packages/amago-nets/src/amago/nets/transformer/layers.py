@@ -15,7 +15,6 @@ from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
 from amago.nets.normalization import Normalization
-from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.transformer.attention import SelfAttention
 from amago.nets.transformer.positions import RotaryPosEmb
 
@@ -48,8 +47,6 @@ class SigmaReparam(Linear):
             u, v = left[:, 0].clone(), right[0].clone()
         self.register_buffer("u", u)
         self.register_buffer("v", v)
-        self._divided: Tensor | None = None
-        self._divided_from: tuple[int, ...] = ()
 
     def _power_iteration(self) -> None:
         """One power iteration of u and v towards the leading singular vectors."""
@@ -57,29 +54,12 @@ class SigmaReparam(Linear):
             self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
             self.v.copy_(F.normalize(self.weight.T @ self.u, dim=0))
 
-    def _reparametrised(self) -> Tensor:
-        """W * gamma / sigma(W)."""
-        sigma = torch.einsum("i,ij,j->", self.u.clone(), self.weight, self.v.clone())
-        return self.weight * (self.gamma / sigma)
-
-    def _rollout_weight(self) -> Tensor:
-        """The reparametrised weight, divided once and kept until a parameter changes."""
-        OPTIMIZER_STEPS.start()
-        parts = (self.weight, self.gamma, self.u, self.v)
-        changes = (number for part in parts for number in (part.data_ptr(), part._version))
-        versions = (OPTIMIZER_STEPS.count, *changes)
-        if self._divided is None or versions != self._divided_from:
-            self._divided = self._reparametrised().detach()
-            self._divided_from = versions
-        return self._divided
-
     def effective_weight(self) -> Tensor:
         """W * gamma / sigma(W), (d_out, d_in); in training after a power iteration."""
         if self.training:
             self._power_iteration()
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._reparametrised()
-        return self._rollout_weight()
+        sigma = torch.einsum("i,ij,j->", self.u.clone(), self.weight, self.v.clone())
+        return self.weight * (self.gamma / sigma)
 
 
 @gin.configurable(module="amago.nets.transformer")

@@ -15,7 +15,7 @@
 
 #include "numbers.h"
 #include "rows.h"
-#include "step.h"
+#include "selective_step.h"
 
 namespace {
 
@@ -202,6 +202,38 @@ void dispatch(const std::string& dtype, const Run& run) {
     });
 }
 
+// One row of a tensor (B, ...); null for a tensor that is not given.
+template <class A>
+const A* row_of(const Operand& x, int64_t b) {
+    return x.first ? reinterpret_cast<const A*>(x.first) + b * x.second[0] : nullptr;
+}
+
+// One timestep of every row: y (B, d) and the states after it (B, d, n).
+template <class A>
+void step(const amago::SelectiveWeights<A>& weights, int64_t rows, const Operand& state, const Operand& u,
+          const Operand& delta, const Operand& B, const Operand& C, const Operand& z, A* y, A* after, int threads) {
+    constexpr int n = amago::kLanes<A>;
+    constexpr int64_t kExponential = 4;  // cost of one, in elements read
+    const int64_t blocks = (weights.channels + n - 1) / n;
+    amago::parallel_rows(rows * blocks, kExponential * n * weights.states, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+            const int64_t b = item / blocks, first = item % blocks * n;
+            const amago::SelectiveRow<A> row{row_of<A>(u, b),
+                                             row_of<A>(delta, b),
+                                             row_of<A>(z, b),
+                                             row_of<A>(B, b),
+                                             row_of<A>(C, b),
+                                             row_of<A>(state, b),
+                                             after + b * weights.channels * weights.states,
+                                             y + b * weights.channels};
+            if (weights.states == 16)
+                amago::selective_step_block<16>(weights, row, first);
+            else
+                amago::selective_step_block<0>(weights, row, first);
+        }
+    });
+}
+
 }  // namespace
 
 namespace py = pybind11;
@@ -244,10 +276,9 @@ PYBIND11_MODULE(amago_selective_scan, m) {
            const Operand& z, uintptr_t bias, bool use_softplus, uintptr_t y, uintptr_t after, int threads) {
             dispatch(dtype, [&](auto number) {
                 using A = decltype(number);
-                amago::step<A>({rows, channels, states},
-                               {state, u, delta, B, C, z, pointer<const A>(rates), pointer<const A>(D),
-                                pointer<const A>(bias), use_softplus, pointer<A>(y), pointer<A>(after)},
-                               threads);
+                step<A>({channels, states, pointer<const A>(rates), pointer<const A>(D), pointer<const A>(bias),
+                         use_softplus},
+                        rows, state, u, delta, B, C, z, pointer<A>(y), pointer<A>(after), threads);
             });
         },
         released);
