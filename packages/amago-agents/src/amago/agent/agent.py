@@ -1,6 +1,6 @@
 """`Agent`: off-policy actor-critic on sequences, trained for many discounts at once.
 
-`Agent.forward` is the algorithm; `return_head` holds what depends on the kind of critics.
+`Agent.forward` is the algorithm; `return_head` implements the parts that differ between types of critics.
 
 Shapes: B batch, T transitions, n real transitions of the batch, K action samples, C critics, G discounts, A
 width of the action representation, S state width.
@@ -197,7 +197,7 @@ class Agent(BaseAgent):
         return {} if "continuous_dist_type" in configured else {"continuous_dist_type": choice}
 
     def init_extra_networks(self) -> None:
-        """Hook: build further networks of a subclass; the optimizer trains what requires gradients."""
+        """Hook: builds additional networks of a subclass; the optimizer trains parameters that require gradients."""
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -1,4 +1,4 @@
-"""The real transitions of a padded batch, gathered side by side so that the heads skip padding.
+"""`Transitions`: the real transitions of a padded batch, gathered along one axis so that the heads skip padding.
 
 Shapes: B batch, T transitions, n real transitions, A width of the action representation, S state width.
 """
