@@ -4,12 +4,12 @@
     .venv/bin/python -m benchmarks.learner --device cuda
 
 24 sequences of 128 timesteps, an FF timestep encoder, a Transformer of 3 layers and width 256, 4 critics, 7
-discounts and 128 bins, for both agents and both kinds of actions. Each row is measured in its own process, which also
-measures the rate of matrix products before and after. The floor of a row is its number of floating-point operations
-(`benchmarks.flops`) divided by that rate in float32.
+discounts and 128 bins, for both agents and both kinds of actions. Each row is measured in its own process,
+which also measures the rate of matrix products before and after. The floor of a row is its number of
+floating-point operations (`benchmarks.flops`) divided by that rate in float32.
 
-The plain implementation (`benchmarks.plain`) has the same weights. Before timing, both compute the loss of one batch
-with equal random numbers, in eval mode and over all critics. This checksum must agree.
+The plain implementation (`benchmarks.plain`) has the same weights. Before timing, both compute the loss of one
+batch with equal random numbers, in eval mode and over all critics. This checksum must agree.
 
 Rows go to benchmarks/results/learner.csv.
 """
