@@ -197,7 +197,7 @@ class Agent(BaseAgent):
         return {} if "continuous_dist_type" in configured else {"continuous_dist_type": choice}
 
     def init_extra_networks(self) -> None:
-        """Hook: builds additional networks of a subclass; the optimizer trains parameters that require gradients."""
+        """Hook: builds additional networks of a subclass, which the optimizer trains."""
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
