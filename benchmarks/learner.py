@@ -1,15 +1,15 @@
-"""How long an update of the learner takes, beside the same update written plainly, and beside the work in it.
+"""Benchmark of the learner: time of an update, compared with a plain implementation and with its operation count.
 
     .venv/bin/python -m benchmarks.learner
     .venv/bin/python -m benchmarks.learner --device cuda
 
 24 sequences of 128 timesteps, an FF timestep encoder, a Transformer of 3 layers and width 256, 4 critics, 7
-discounts and 128 bins, for both agents and both kinds of actions. Every row is measured in a process of its own,
-which also measures the machine: the rate of the products that most of the work consists of, before and after. The
-floor of a row is its count of floating-point operations (`benchmarks.flops`) over that rate in float32.
+discounts and 128 bins, for both agents and both kinds of actions. Each row is measured in its own process,
+which also measures the rate of matrix products before and after. The floor of a row is its number of
+floating-point operations (`benchmarks.flops`) divided by that rate in float32.
 
-The plain implementation (`benchmarks.plain`) holds the same weights. Before anything is timed both compute the
-loss of one batch with equal draws, in eval mode and over all critics: the checksum, which must agree.
+The plain implementation (`benchmarks.plain`) has the same weights. Before timing, both compute the loss of one
+batch with equal random numbers, in eval mode and over all critics. This checksum must agree.
 
 Rows go to benchmarks/results/learner.csv.
 """
@@ -55,12 +55,12 @@ SHOWN = (
     "checksum",
 )
 WARM_UP = 3
-STEP = (3072, 1024, 256)  # the widest layer of the Transformer, on all timesteps of the batch
+STEP = (3072, 1024, 256)  # the largest matrix product of the Transformer: all timesteps of the batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What to measure: a workload's name, whose code, the numbers' precision, the device, how often."""
+    """One measurement: workload, implementation, precision, device and number of updates."""
 
     workload: str
     code: str
@@ -70,7 +70,7 @@ class Row:
 
 
 def updater(agent: Agent, row: Row) -> tuple[nn.Module, Callable[[Batch], Any]]:
-    """The module to update and a function that does it, for the row's code and precision."""
+    """The module of a row and a function that updates it on a batch."""
     bf16, device = row.precision == "bf16", torch.device(row.device)
     if row.code == "plain":
         plain = make_plain(agent).to(device).train()
@@ -117,7 +117,7 @@ def product_rate(
 
 
 def copy_rate(device: str) -> float:
-    """GB/s read and written by a copy of 1 GiB into memory that is already there."""
+    """GB/s read and written by a copy of 1 GiB into allocated memory."""
     source = torch.ones(1 << 28, device=device)
     target = torch.zeros_like(source)
     times = seconds(lambda: target.copy_(source), 5, device)
@@ -125,16 +125,16 @@ def copy_rate(device: str) -> float:
 
 
 def peak_memory(device: str) -> float:
-    """MiB: the most that the process has had resident (Linux), or that torch has had on the device."""
+    """Peak MiB: resident memory of the process (Linux), or memory allocated by torch on the device."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
-    # getrusage would also count what the parent process held when it started this one.
+    # getrusage would include the memory of the parent process at the fork.
     status = Path("/proc/self/status").read_text().splitlines()
     return float(next(line.split()[1] for line in status if line.startswith("VmHWM"))) / 1024
 
 
 def measure(row: Row) -> dict[str, str]:
-    """Everything that a row of the results says."""
+    """Measures a row: the columns of the results file."""
     work = WORKLOADS[row.workload]
     before = peak_memory(row.device)
     batch = make_batch(work)
@@ -168,8 +168,8 @@ def measure(row: Row) -> dict[str, str]:
     }
 
 
-def in_a_process_of_its_own(row: Row) -> dict[str, str]:
-    """`measure` there: its peak of memory is the row's alone."""
+def measure_in_subprocess(row: Row) -> dict[str, str]:
+    """`measure` in a new process, so that peak memory is that of the row."""
     command = [sys.executable, "-m", "benchmarks.learner", "--row", json.dumps(dataclasses.asdict(row))]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if run.returncode:
@@ -179,7 +179,7 @@ def in_a_process_of_its_own(row: Row) -> dict[str, str]:
 
 
 def machine_line(device: str) -> dict[str, str]:
-    """What the machine can do, in the figures that floors are scaled by."""
+    """Rates of the machine, for comparing results of different machines."""
     cube = product_rate(device, shape=(4096, 4096, 4096))
     bf16 = product_rate(device, torch.bfloat16)
     return {
@@ -190,7 +190,7 @@ def machine_line(device: str) -> dict[str, str]:
 
 
 def rows_of(arguments: argparse.Namespace) -> list[Row]:
-    """The rows that the arguments ask for; plain code beside ours, so that both see the same machine."""
+    """The rows selected by the arguments, with plain and own code in turns."""
     codes = [code for code in CODES if code != "ours, compiled" or arguments.compile]
     return [
         Row(
@@ -209,19 +209,19 @@ def rows_of(arguments: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    """Measure every row, print it, and add it to the results."""
+    """Measures and prints all rows, and appends them to the results file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--updates", type=int, default=15, help="timed updates of ours; a third of plain ones"
+        "--updates", type=int, default=15, help="timed updates of the learner; a third for plain code"
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
-    parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
     parser.add_argument("--code", nargs="+", default=["all"], choices=["all", *CODES])
     parser.add_argument("--only", help="workloads whose name contains this")
-    parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")
+    parser.add_argument("--no-save", action="store_true", help="print without writing the results file")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:
@@ -233,7 +233,7 @@ def main() -> None:
     print(machine, flush=True)
     print(" | ".join(SHOWN))
     for row in rows_of(arguments):
-        result = in_a_process_of_its_own(row)
+        result = measure_in_subprocess(row)
         print(" | ".join(result[key] for key in SHOWN), flush=True)
         if not arguments.no_save:
             append(RESULTS, result | machine | describe())

@@ -1,4 +1,4 @@
-"""What the learner's benchmarks update: agents, batches, and the plain agents with the same weights."""
+"""Workloads of the learner's benchmarks: agents, batches, and plain agents with the same weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKLOADS = {
 
 
 def make_agent(work: Workload) -> Agent:
-    """The agent of a workload, with default settings and always the same weights."""
+    """The agent of a workload, with default settings and fixed weights."""
     torch.manual_seed(0)
     action = (
         ActionSpec("discrete", (work.action_dim,), None, None)
@@ -59,7 +59,7 @@ def make_plain(agent: Agent) -> PlainAgent:
 
 
 def make_batch(work: Workload) -> Batch:
-    """A batch without padding, always the same."""
+    """A fixed random batch without padding."""
     generator = torch.Generator().manual_seed(1)
     rows, steps = work.batch_size, work.length
 

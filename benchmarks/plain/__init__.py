@@ -1,13 +1,11 @@
-"""The same update written the straightforward way: what the learner benchmark compares with.
+"""A plain PyTorch implementation of the update, the baseline of the learner benchmark.
 
-Every formula stands where a textbook would put it, in ordinary PyTorch: linear layers, an attention matrix with a
-mask that is built for it, critics that get [state, discount, action] spelled out for every discount and action
-sample, dense labels, heads that work on padding and are masked afterwards, a copy of the critics for the policy
-gradient, and targets that are moved parameter by parameter. Nothing is slower than such code is; nothing is
-factored, fused or skipped either.
+It uses ordinary linear layers, an explicit attention mask and matrix, critics on the concatenation of state,
+discount and action for every discount and action sample, dense labels, heads on padded batches with a mask in
+the loss, a copy of the critics for the policy gradient, and target updates per parameter. Nothing is factored,
+fused or skipped.
 
-It passes the same reference cases as the packages' own agents and reads the same state dicts, so both can be given
-the same weights and must then give the same loss.
+It passes the golden cases of the agents and reads their state dicts: with equal weights both give the same loss.
 
 - `sizes`: what determines the shapes of all parameters, from numbers or from a state dict
 - `layers`, `transformer`, `encoders`: from observations to states

@@ -1,4 +1,4 @@
-"""From observations to states: the timestep encoder and three trajectory encoders.
+"""The timestep encoder and three trajectory encoders.
 
 Shapes: B batch, L timesteps, A action width.
 """

@@ -1,6 +1,6 @@
-"""Action distributions by torch.distributions.
+"""Action distributions, based on torch.distributions.
 
-Discrete choices and squashed normals are written out; the others, which no measurement uses, are those of
+Categorical and squashed normal distributions are implemented here; others, which no benchmark uses, come from
 `amago.nets.policy_dists`.
 
 Shapes: parameters (B, L, G, P) to distributions of batch shape (B, L, G), G discounts; N choices.

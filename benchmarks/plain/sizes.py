@@ -1,4 +1,4 @@
-"""What determines the shapes of all parameters of an agent."""
+"""`Sizes`: the widths and depths of all networks of an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Transformer, with its attention matrix written out.
+"""The Transformer, with an explicit attention matrix.
 
 Shapes: B batch, L sequence, H heads, D head width.
 """

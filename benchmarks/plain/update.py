@@ -1,4 +1,4 @@
-"""One whole update the way that training loops are usually written."""
+"""One update, as in a common training loop."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class CopiesItsCritics(Agent):
     def init_extra_networks(self):
         self.second_critics = copy.deepcopy(self.critics)
 
-    def _policy_values(self, t, dist):
+    def _policy_values(self, t, dist, recorded):
         self.second_critics.load_state_dict(self.critics.state_dict())
-        action = self._policy_actions(dist, self.num_actions_for_value_in_actor_loss, grad=True)
+        action = self.return_head.policy_actions(dist, self.num_actions_for_value_in_actor_loss, grad=True)
         return self.second_critics(t.state.detach(), action)
 
     @property

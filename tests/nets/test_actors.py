@@ -27,14 +27,6 @@ def test_an_actor_gives_one_policy_per_discount(actor_type):
     assert discrete(torch.randn(4, 5, 8)).probs.shape == (4, 5, 3, 6)
 
 
-def test_the_last_discount_is_the_last_part_of_the_output():
-    torch.manual_seed(0)
-    actor = Actor(state_dim=4, action_dim=3, discrete=True, gammas=GAMMAS)
-    state = torch.randn(2, 5, 4)
-    flat = actor.base(state)
-    torch.testing.assert_close(actor.actor_network_forward(state)[..., -1, :], flat[..., -3:])
-
-
 @pytest.mark.parametrize(
     ("dist_type", "action_dim"), [(Multibinary, 3), (MultiDiscrete.with_sizes((2, 3)), 5), (TanhGaussian, 2)]
 )
@@ -56,16 +48,6 @@ def test_an_actor_without_discounts_is_refused():
         Actor(8, 2, discrete=True, gammas=[])
 
 
-def test_dropout_only_acts_in_training():
-    torch.manual_seed(0)
-    state = torch.randn(4, 5, 8)
-    for actor_type in (Actor, ResidualActor):
-        actor = actor_type(8, 2, discrete=True, gammas=GAMMAS, dropout_p=0.5)
-        assert not torch.equal(actor(state).probs, actor(state).probs)
-        actor.eval()
-        assert torch.equal(actor(state).probs, actor(state).probs)
-
-
 def test_a_user_head_can_read_observations_directly():
     class GatedActor(BaseActorHead):
         """Multiplies the policy's parameters by an observation."""
@@ -81,10 +63,3 @@ def test_a_user_head_can_read_observations_directly():
     actor = GatedActor(state_dim=8, action_dim=2, discrete=True, gammas=GAMMAS)
     dist = actor(torch.randn(4, 5, 8), straight_from_obs={"gate": torch.zeros(4, 5, 1)})
     torch.testing.assert_close(dist.probs, torch.full((4, 5, 3, 2), 0.5))
-
-
-def test_an_actor_logs_what_it_outputs():
-    log_dict = {}
-    Actor(8, 2, discrete=False, gammas=GAMMAS)(torch.randn(4, 5, 8), log_dict=log_dict)
-    assert "activation-actor output-mean" in log_dict
-    assert "activation-TanhGaussian std-max" in log_dict

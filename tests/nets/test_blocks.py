@@ -1,16 +1,10 @@
 """Activations, normalisation, feed-forward blocks and symlog: golden numbers and independent formulas."""
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from amago.nets.ff import MLP, FFBlock, Normalization, SimNorm
-from amago.nets.utils import SlowAdaptiveRational, activation_switch, add_activation_log, symexp, symlog
-
-METHODS = ["none", "layer", "rmsnorm", "unitball", "unitball-detach", "hypersphere", "simnorm"]
+from amago.nets.utils import activation_switch, symexp, symlog
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky_relu", "gelu", "mish", "adaptive"])
@@ -20,24 +14,8 @@ def test_activations_equal_the_golden_numbers(torch_golden, assert_forward, name
 
 
 def test_an_unknown_activation_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'leakyrelu'.*did you mean 'leaky_relu'"):
+    with pytest.raises(ValueError, match=r"'leakyrelu'.*Did you mean 'leaky_relu'"):
         activation_switch("leakyrelu")
-
-
-@pytest.mark.parametrize("trainable", [True, False])
-def test_the_adaptive_activation_learns_only_if_asked(trainable):
-    activation = SlowAdaptiveRational(trainable=trainable)
-    assert all(p.requires_grad == trainable for p in activation.parameters())
-
-
-def test_the_adaptive_activation_is_a_rational_function():
-    torch.manual_seed(0)
-    activation = SlowAdaptiveRational().double()
-    x = 3.0 * torch.randn(7, 5, dtype=torch.float64)
-    powers = torch.stack([x**i for i in range(6)])
-    top = torch.einsum("i,iab->ab", activation.numerator, powers)
-    bottom = 1.0 + (activation.denominator[:, None, None] * powers[1:5]).abs().sum(0)
-    torch.testing.assert_close(activation(x), top / bottom)
 
 
 @pytest.mark.parametrize("method", ["none", "layer", "rmsnorm", "unitball", "hypersphere", "simnorm"])
@@ -57,32 +35,8 @@ def test_the_detached_unit_ball_equals_the_golden_numbers(torch_golden, assert_f
     torch.testing.assert_close(x.grad, case.tensors["grad_x"], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("d_model", [8, 40])
-def test_normalizations_equal_their_formulas_in_float64(d_model):
-    torch.manual_seed(d_model)
-    x = 5.0 * torch.randn(3, 7, d_model, dtype=torch.float64)
-    length = x.square().sum(-1, keepdim=True).sqrt()
-    groups = x.reshape(3, 7, d_model // 8, 8).exp()
-    expected = {
-        "none": x,
-        "layer": (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt(),
-        "rmsnorm": x / (length.square() / d_model + 1e-5).sqrt(),
-        "unitball": x / (length + 1e-5),
-        "unitball-detach": x / (length + 1e-5),
-        "hypersphere": math.sqrt(d_model) * x / length,
-        "simnorm": (groups / groups.sum(-1, keepdim=True)).reshape(3, 7, d_model),
-    }
-    for method in METHODS:
-        torch.testing.assert_close(Normalization(method, d_model).double()(x), expected[method])
-
-
-def test_no_method_means_no_normalization():
-    x = torch.ones(2, 3)
-    assert torch.equal(Normalization(None, 3)(x), x)
-
-
 def test_an_unknown_normalization_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'rms_norm'.*did you mean 'rmsnorm'"):
+    with pytest.raises(ValueError, match=r"'rms_norm'.*Did you mean 'rmsnorm'"):
         Normalization("rms_norm", 8)
 
 
@@ -108,18 +62,6 @@ def test_a_block_equals_the_golden_numbers(torch_golden, assert_forward):
     assert_forward(block(case.tensors["x"]).detach(), case.tensors["y"])
 
 
-@pytest.mark.parametrize(("d_inp", "d_hidden", "n_layers", "d_output"), [(3, 5, 1, 2), (7, 4, 3, 9)])
-def test_an_mlp_is_linear_norm_activation_repeated(d_inp, d_hidden, n_layers, d_output):
-    torch.manual_seed(n_layers)
-    mlp = MLP(d_inp, d_hidden, n_layers, d_output, activation="gelu", normalization="layer").double()
-    x = torch.randn(2, 6, d_inp, dtype=torch.float64)
-    hidden = x
-    for linear in [mlp.in_layer, *mlp.layers]:
-        hidden = hidden @ linear.weight.T + linear.bias
-        hidden = F.gelu(F.layer_norm(hidden, (d_hidden,)))
-    torch.testing.assert_close(mlp(x), hidden @ mlp.out_layer.weight.T + mlp.out_layer.bias)
-
-
 def test_an_mlp_without_hidden_layers_is_refused():
     with pytest.raises(ValueError, match="n_layers must be at least 1, got 0"):
         MLP(3, 4, 0, 2)
@@ -134,31 +76,7 @@ def test_dropout_only_acts_in_training():
         assert torch.equal(module(x), module(x))
 
 
-def test_linear_layers_start_with_torch_defaults():
-    """Uniform within ±1/sqrt(inputs), weights and biases alike."""
-    torch.manual_seed(0)
-    mlp = MLP(100, 400, 1, 400)
-    for parameter in (mlp.in_layer.weight, mlp.in_layer.bias):
-        assert parameter.abs().max() <= 0.1
-        assert parameter.abs().max() > 0.098
-    assert isinstance(mlp.in_layer, nn.Linear)
-
-
 def test_symlog_equals_the_golden_numbers(torch_golden, assert_forward):
     t = torch_golden("symlog").tensors
     assert_forward(symlog(t["x"]), t["symlog"])
     assert_forward(symexp(symlog(t["x"])), t["roundtrip"])
-
-
-def test_activation_logs_are_tensors_without_gradient():
-    log_dict = {}
-    activation = torch.tensor([1.0, 3.0], requires_grad=True)
-    add_activation_log("layer", activation, log_dict)
-    assert {key: value.item() for key, value in log_dict.items()} == {
-        "activation-layer-max": 3.0,
-        "activation-layer-min": 1.0,
-        "activation-layer-std": 1.0,
-        "activation-layer-mean": 2.0,
-    }
-    assert not any(value.requires_grad for value in log_dict.values())
-    add_activation_log("layer", activation)

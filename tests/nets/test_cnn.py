@@ -1,60 +1,10 @@
 """Convolutional networks: layout, scaling, initialisation and random shifts."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
 
-from amago.nets.cnn import CNN, DrQCNN, DrQv2Aug, GridworldCNN, IMPALAishCNN, NatureishCNN, weight_init
-
-NETWORKS = [DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN]
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_both_layouts_give_the_same_features(network):
-    torch.manual_seed(0)
-    last = network(img_shape=(40, 36, 3), channels_first=False, activation="relu")
-    first = network(img_shape=(3, 40, 36), channels_first=True, activation="relu")
-    first.load_state_dict(last.state_dict())
-    imgs = torch.randint(0, 256, (2, 3, 40, 36, 3), dtype=torch.uint8)
-    torch.testing.assert_close(first(imgs.permute(0, 1, 4, 2, 3)), last(imgs))
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_blank_image_tells_the_size_of_the_output(network):
-    cnn = network((40, 40, 3), False, "leaky_relu")
-    width = cnn(cnn.blank_img).shape[-1]
-    assert cnn(torch.zeros(2, 5, 40, 40, 3)).shape == (2, 5, width)
-    maps = cnn(torch.zeros(2, 5, 40, 40, 3), flatten=False)
-    assert maps.dim() == 5
-    assert maps[0, 0].numel() == width
-
-
-def test_pixels_are_scaled_to_plus_minus_one_unless_they_are_floats_already():
-    cnn = GridworldCNN((8, 8, 3), False, "relu")
-    pixels = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
-    torch.testing.assert_close(cnn(pixels), cnn(pixels.float() / 128.0 - 1.0, from_float=True))
-
-
-@pytest.mark.parametrize("network", [DrQCNN, NatureishCNN])
-def test_pixel_networks_start_delta_orthogonal(network):
-    for conv in network((40, 40, 3), False, "leaky_relu").children():
-        if isinstance(conv, nn.Conv2d):
-            centre = conv.weight[:, :, conv.kernel_size[0] // 2, conv.kernel_size[1] // 2].detach().clone()
-            rows = centre if centre.shape[0] <= centre.shape[1] else centre.T
-            gain = 2.0 / (1.0 + 0.01**2)
-            torch.testing.assert_close(rows @ rows.T, gain * torch.eye(len(rows)), atol=1e-5, rtol=1e-4)
-            assert conv.weight.detach().square().sum().item() == pytest.approx(centre.square().sum().item())
-            assert not conv.bias.any()
-
-
-@pytest.mark.parametrize("network", [GridworldCNN, IMPALAishCNN])
-def test_other_networks_start_with_torch_defaults(network):
-    conv = next(m for m in network((40, 40, 3), False, "leaky_relu").modules() if isinstance(m, nn.Conv2d))
-    bound = 1.0 / math.sqrt(conv.weight[0].numel())
-    assert 0.9 * bound < conv.weight.abs().max() <= bound
-    assert conv.bias.any()
+from amago.nets.cnn import CNN, DrQv2Aug, GridworldCNN, IMPALAishCNN, NatureishCNN, weight_init
 
 
 def test_weight_init_leaves_linear_layers_alone():
@@ -94,12 +44,6 @@ def test_shifts_keep_layout_and_dtype():
     assert torch.equal(first, last.permute(0, 1, 4, 2, 3))
 
 
-def test_group_norm_can_be_left_out():
-    cnn = IMPALAishCNN((24, 24, 3), False, "relu", cnn_block_depths=[6, 10], post_group_norm=False)
-    assert not any(isinstance(m, nn.GroupNorm) for m in cnn.modules())
-    assert cnn(cnn.blank_img).isfinite().all()
-
-
 def test_a_user_network_only_needs_conv_forward():
     class Pooled(CNN):
         """Mean colour."""
@@ -119,7 +63,7 @@ def test_a_user_network_only_needs_conv_forward():
             r"\(20, 20\) pixels are too small for NatureishCNN",
         ),
         (lambda: NatureishCNN((40, 40), False, "relu"), r"\(H, W, C\) or \(C, H, W\), got \(40, 40\)"),
-        (lambda: GridworldCNN((8, 8, 3), False, "relu", channels=[8]), r"one length, got \[8\]"),
+        (lambda: GridworldCNN((8, 8, 3), False, "relu", channels=[8]), r"equal lengths, got \[8\]"),
         (lambda: IMPALAishCNN((40, 40, 3), False, "relu", cnn_block_depths=[6]), r"multiples of 4.*\[6\]"),
         (lambda: IMPALAishCNN((8, 8, 3), False, "relu"), "too small for IMPALAishCNN"),
         (

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from amago.nets.actor_critic import NCritics, gammas_as_input_seq
+from amago.nets.actor_critic import NCritics
 from amago.nets.actor_critic.ensemble import EnsembleMLP
-
-GAMMAS = torch.tensor([0.1, 0.9, 0.999])
 
 
 def tensors(case):
@@ -34,51 +32,15 @@ def test_values_equal_the_golden_numbers(golden, name):
     torch.testing.assert_close(critic(t["state"], t["action"]), t["y"], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("n_layers", "samples", "seed"), [(1, 1, 0), (2, 3, 1), (4, 2, 2)])
-def test_the_factored_first_layer_is_exact_in_values_and_gradients(
-    unfactored_outputs, n_layers, samples, seed
-):
-    torch.manual_seed(seed)
-    critic = NCritics(5, 3, False, GAMMAS, 4, d_hidden=7, n_layers=n_layers).double()
-    state = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
-    action = (torch.rand(samples, 2, 6, 3, 3, dtype=torch.float64) * 2 - 1).requires_grad_()
-    inputs = [state, action, *critic.parameters()]
-    ours, plain = critic(state, action), unfactored_outputs(critic, state, action)
-    torch.testing.assert_close(ours, plain)
-    upstream = torch.randn_like(ours)
-    for a, b in zip(
-        torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(plain, inputs, upstream), strict=True
-    ):
-        torch.testing.assert_close(a, b)
-
-
 def test_discrete_values_are_expectations_under_the_probabilities():
     torch.manual_seed(0)
-    critic = NCritics(5, 3, True, GAMMAS, 2, d_hidden=8)
+    critic = NCritics(5, 3, True, [0.1, 0.9, 0.999], 2, d_hidden=8)
     state = torch.randn(2, 4, 5)
     one_hots = torch.eye(3)[:, None, None, None].expand(3, 2, 4, 3, 3)  # (K = A, B, L, G, A)
     probs = torch.softmax(torch.randn(1, 2, 4, 3, 3), dim=-1)
     each = critic(state, one_hots)  # (A, B, L, C, G, 1)
     expected = torch.einsum("ablcgx,blga->blcgx", each, probs[0])
     torch.testing.assert_close(critic(state, probs)[0], expected)
-
-
-def test_weights_start_uniform_within_the_documented_bounds():
-    torch.manual_seed(0)
-    net = EnsembleMLP(3, 48, 75, 2, 4)
-    for layer, fan_in in [(net.inp_layer, 48), (net.core_layers[0], 75), (net.output_layer, 75)]:
-        bound = (3.0 / fan_in) ** 0.5
-        assert bound * 0.97 < layer.weight.abs().max() <= bound
-        assert layer.bias.abs().max() <= (1.0 / fan_in) ** 0.5
-        assert abs(layer.weight.std().item() - bound / 3**0.5) < 0.05 * bound
-
-
-def test_gammas_are_seen_as_symlog_of_their_horizon():
-    features = gammas_as_input_seq(torch.tensor([0.0, 0.9, 1.0]), 2, 5)
-    assert features.shape == (2, 5, 3, 1)
-    torch.testing.assert_close(
-        features[1, 3, :, 0], torch.log(torch.tensor([2.0, 11.0, 1e6 + 1])), rtol=1e-4, atol=0
-    )
 
 
 def test_an_ensemble_without_layers_is_an_error():

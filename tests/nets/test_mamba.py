@@ -1,16 +1,11 @@
 """The Mamba trajectory encoder: golden numbers, steps that equal the sequence, initialisation, precision."""
 
-import subprocess
-import sys
-
-import gin
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from amago import kernels
-from amago.nets.traj_encoders import MambaTrajEncoder, get_traj_encoder_cls, hidden_state_dict
+from amago.nets.traj_encoders import MambaTrajEncoder
 
 
 def make_encoder(seed=0, **sizes) -> MambaTrajEncoder:
@@ -97,10 +92,7 @@ def test_steps_equal_the_whole_sequence_at_any_size(seed):
     )
     second, last = encoder(seq[:, cut:], hidden_state=middle)
     torch.testing.assert_close(torch.cat([first, second], 1), whole, atol=1e-5, rtol=1e-4)
-    for mine, wanted in zip(
-        hidden_state_dict(last).values(), hidden_state_dict(hidden_state).values(), strict=True
-    ):
-        torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(last, hidden_state, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -115,40 +107,6 @@ def test_a_row_that_is_reset_starts_anew_and_the_others_go_on(as_type):
     torch.testing.assert_close(torch.cat([before, after], 1)[[0, 2]], whole[[0, 2]], atol=1e-5, rtol=1e-4)
     fresh, _ = encoder(seq[1:2, 4:])
     torch.testing.assert_close(after[1:2], fresh, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_a_reset_clears_even_a_hidden_state_that_is_not_finite():
-    encoder = make_encoder()
-    _, hidden_state = encoder(
-        torch.full((2, 1, 5), float("nan")), hidden_state=encoder.init_hidden_state(2, "cpu")
-    )
-    hidden_state = encoder.reset_hidden_state(hidden_state, [True, True])
-    out, _ = encoder(torch.ones(2, 1, 5), hidden_state=hidden_state)
-    assert out.isfinite().all()
-
-
-def test_a_reset_for_another_number_of_rows_is_refused():
-    encoder = make_encoder()
-    with pytest.raises(ValueError, match="each of 3 rows, got 2"):
-        encoder.reset_hidden_state(encoder.init_hidden_state(3, "cpu"), [True, False])
-
-
-def test_no_output_depends_on_a_later_input():
-    encoder = make_encoder().double()
-    seq = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
-    (grad,) = torch.autograd.grad(encoder(seq)[0][:, 4].square().sum(), seq)
-    assert not grad[:, 5:].any()
-    assert grad[:, :5].abs().sum(-1).gt(0).all()  # but on every earlier one
-
-
-def test_it_remembers_beyond_max_seq_len():
-    encoder = make_encoder(max_seq_len=2).double()
-    seq = torch.randn(1, 30, 5, dtype=torch.float64)
-    other = seq.clone()
-    other[:, 0] += 1
-    with torch.no_grad():
-        assert not torch.equal(rollout(encoder, seq)[0][:, -1], rollout(encoder, other)[0][:, -1])
 
 
 def test_every_parameter_gets_a_gradient_and_steps_give_the_same_ones():
@@ -179,10 +137,6 @@ def test_the_initialisation_is_the_one_of_the_paper():
     assert mamba.out_proj.bias is None
 
 
-def test_the_rank_of_the_step_sizes_is_rounded_up():
-    assert make_encoder(d_model=17).mambas[0].mamba.dt_rank == 2
-
-
 @torch.no_grad()
 def test_the_memory_is_float32_in_a_bf16_rollout():
     encoder = make_encoder()
@@ -196,26 +150,6 @@ def test_the_memory_is_float32_in_a_bf16_rollout():
     torch.testing.assert_close(whole.float(), encoder(seq)[0], atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@torch.no_grad()
-def test_it_runs_in_other_precisions_as_a_whole(dtype):
-    encoder = make_encoder().to(dtype)
-    steps, hidden_state = rollout(encoder, torch.randn(2, 3, 5, dtype=dtype))
-    assert steps.dtype == dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert {state.dtype for state in hidden_state.ssm} == {wide}
-
-
-def test_importing_and_running_it_on_a_cpu_leaves_mamba_ssm_alone():
-    code = (
-        "import sys, torch, amago.nets\n"
-        "from amago.nets.traj_encoders import MambaTrajEncoder\n"
-        "MambaTrajEncoder(3, 4, d_model=8)(torch.zeros(1, 4, 3))\n"
-        "assert 'mamba_ssm' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
 def test_insisting_on_mamba_ssm_where_it_cannot_run_says_why():
     encoder = make_encoder(backend="mamba_ssm")
     with pytest.raises(RuntimeError, match=r"mamba_ssm: .*CUDA device"):
@@ -224,29 +158,7 @@ def test_insisting_on_mamba_ssm_where_it_cannot_run_says_why():
         rollout(encoder, torch.zeros(1, 1, 5))
 
 
-def test_a_preferred_backend_of_the_kernels_reaches_it():
-    with kernels.use_backend("mamba_ssm"), pytest.raises(RuntimeError, match="mamba_ssm"):
-        make_encoder()(torch.zeros(1, 4, 5))
-
-
-def test_it_is_found_by_name_and_set_through_gin():
-    assert get_traj_encoder_cls("mamba") is MambaTrajEncoder
-    gin.bind_parameter("amago.nets.traj_encoders.MambaTrajEncoder.d_model", 24)
-    assert MambaTrajEncoder(tstep_dim=3, max_seq_len=4).emb_dim == 24
-
-
 @pytest.mark.parametrize("name", ["d_model", "d_state", "d_conv", "expand", "n_layers"])
 def test_sizes_must_be_positive(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         make_encoder(**{name: 0})
-
-
-def test_an_unknown_backend_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown backend 'mamba'.*mamba_ssm"):
-        make_encoder(backend="mamba")
-
-
-def test_activations_are_logged():
-    log_dict = {}
-    make_encoder()(torch.randn(1, 4, 5), log_dict=log_dict)
-    assert "activation-traj_encoder-std" in log_dict

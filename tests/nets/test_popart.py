@@ -31,16 +31,6 @@ def test_outputs_keep_their_meaning_when_statistics_move():
         torch.testing.assert_close(layer(x, normalized=False), before)
 
 
-def test_the_statistics_become_those_of_the_targets():
-    torch.manual_seed(0)
-    layer = PopArtLayer(1, beta=0.02)
-    for _ in range(400):
-        values = 3.0 * torch.randn(8, 16, 1, 1, 1) - 5.0
-        layer.update_stats(values, mask=torch.ones_like(values))
-    assert layer.mu.item() == pytest.approx(-5.0, abs=0.2)
-    assert layer.sigma.item() == pytest.approx(3.0, abs=0.2)
-
-
 def unguarded_update(layer, val, mask):
     """The fault: a mean over nothing, or over a NaN, goes straight into the statistics."""
     step = layer.beta / (1.0 - (1.0 - layer.beta) ** (layer._t + 1.0))
@@ -81,16 +71,6 @@ def test_a_batch_without_a_real_step_leaves_the_statistics_alone():
     before = {key: value.clone() for key, value in layer.state_dict().items()}
     layer.update_stats(values, mask=mask)
     torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
-
-
-def test_values_whose_sum_overflows_leave_the_statistics_of_their_discount_alone():
-    values = torch.full((2, 3, 1, 2, 1), 1.5e19)
-    values[..., 1, :] = 1.0
-    layer = PopArtLayer(2)
-    layer.update_stats(values, mask=torch.ones_like(values))
-    assert finite(layer)
-    assert layer.mu[0].item() == 0.0
-    assert layer.mu[1].item() > 0.4
 
 
 def test_disabled_it_is_the_identity_and_still_has_its_buffers():

@@ -7,7 +7,6 @@ from gymnasium import spaces
 from amago.nets.specs import (
     ActionSpec,
     ArraySpec,
-    ObsSpec,
     as_action_spec,
     as_array_spec,
     as_obs_spec,
@@ -66,12 +65,6 @@ def test_observations_are_read_from_spaces_and_from_plain_shapes():
     assert from_space["image"].dim == 192
 
 
-def test_a_single_array_is_called_observation():
-    bounded = ArraySpec((3,), low=-1.0, high=1.0)
-    assert as_obs_spec(spaces.Box(-1.0, 1.0, (3,))) == ObsSpec({"observation": bounded})
-    assert as_obs_spec((3,)) == ObsSpec({"observation": ArraySpec((3,))})
-
-
 @pytest.mark.parametrize(
     ("space", "low", "high"),
     [
@@ -89,24 +82,6 @@ def test_bounds_hold_for_all_elements_and_an_infinite_one_is_unknown(space, low,
 
 
 @pytest.mark.parametrize(
-    ("dtype", "integer"), [("uint8", True), ("int64", True), ("float32", False), ("bool", False)]
-)
-def test_whole_numbers_are_known_by_their_dtype(dtype, integer):
-    assert ArraySpec((2,), dtype).is_integer == integer
-
-
-def test_bounds_in_the_wrong_order_are_refused():
-    with pytest.raises(ValueError, match="high must be at least low=3, got 2"):
-        ArraySpec((2,), "int64", low=3, high=2)
-
-
-def test_specs_are_passed_on():
-    obs, action = ObsSpec({"a": ArraySpec((2,))}), ActionSpec("box", (2,))
-    assert as_spec(obs) is obs
-    assert as_spec(action) is action
-
-
-@pytest.mark.parametrize(
     "space",
     [
         spaces.Dict({"outer": spaces.Dict({"inner": spaces.Box(0.0, 1.0, (3,))})}),
@@ -116,12 +91,14 @@ def test_specs_are_passed_on():
     ids=str,
 )
 def test_an_observation_without_a_shape_is_a_type_error_with_the_remedy(space):
-    with pytest.raises(TypeError, match=r"cannot tell the shape of .*give a shape like"):
+    with pytest.raises(TypeError, match=r"cannot determine the shape of .*pass a shape like"):
         as_obs_spec(space)
 
 
 def test_a_space_that_nobody_can_act_in_is_a_type_error():
-    with pytest.raises(TypeError, match=r"cannot act in .*Discrete, MultiDiscrete, MultiBinary or Box"):
+    with pytest.raises(
+        TypeError, match=r"unsupported action space .*Discrete, MultiDiscrete, MultiBinary or Box"
+    ):
         as_action_spec(spaces.Tuple([spaces.Discrete(2)]))
 
 

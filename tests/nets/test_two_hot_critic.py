@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributions import Categorical
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from amago.nets.actor_critic import BinDist, NCriticsTwoHot
 
@@ -79,27 +81,6 @@ def test_a_new_critic_predicts_about_its_initial_value(init_value, symlog):
     assert differing == ["net.output_layer.bias"]
 
 
-@pytest.mark.parametrize("discrete", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_distributions_equal_the_unfactored_network(unfactored_outputs, seed, discrete):
-    torch.manual_seed(seed)
-    k, b, length, a, s, c = (int(x) for x in torch.randint(1, 7, (6,)))
-    critic = make(s, a, c, discrete=discrete, n_layers=1 + seed)
-    state = torch.randn(b, length, s)
-    action = 1.2 * (2 * torch.rand(k, b, length, 3, a) - 1)
-    if discrete:
-        action = F.one_hot(torch.randint(a, (k, b, length, 3)), a).float()
-    dist = critic(state, action)
-    assert dist.batch_shape == (k, b, length, c, 3)
-    logits = unfactored_outputs(critic, state, action)
-    torch.testing.assert_close(dist.raw_logits.double(), logits, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(dist.probs.double(), logits.softmax(-1), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(dist.logits.double(), logits.log_softmax(-1), atol=1e-5, rtol=1e-4)
-    mean = (logits.softmax(-1) * critic.bins.points(torch.float64)).sum(-1, keepdim=True)
-    expected = mean.sign() * torch.expm1(mean.abs())
-    torch.testing.assert_close(critic.bin_dist_to_raw_vals(dist).double(), expected, atol=1e-3, rtol=1e-3)
-
-
 def test_a_distribution_offers_what_a_categorical_does():
     torch.manual_seed(0)
     dist = make()(torch.randn(1, 4, 5), torch.randn(1, 1, 4, 3, 3))
@@ -168,3 +149,48 @@ def test_the_support_is_wide_by_default_and_set_by_gin():
 def test_settings_out_of_range_are_named(kwargs, message):
     with pytest.raises(ValueError, match=message):
         make(**kwargs)
+
+
+class LargeTensors(TorchDispatchMode):
+    """The dtypes of new tensors of at least `numel` elements, without views."""
+
+    def __init__(self, numel):
+        super().__init__()
+        self.numel = numel
+        self.made = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
+        for x in tree_leaves(out):
+            if torch.is_tensor(x) and x.numel() >= self.numel:
+                storage = x.untyped_storage().data_ptr()
+                if storage not in given:
+                    self.made.setdefault(storage, x)  # kept, so that the storage is not reused
+        return out
+
+
+def large_tensors_of_the_loss(cls, label_type="twohot", bins=128):
+    """The dtypes of tensors as large as dense labels that the loss and its gradient make."""
+    critics = cls(7, 3, [0.5, 0.9], False, 4, d_hidden=8, output_bins=bins, label_type=label_type)
+    dist = critics(torch.randn(1, 200, 7), torch.rand(1, 1, 200, 2, 3))
+    target = 10 * torch.randn(1, 200, 1, 2, 1)
+    with LargeTensors(target.numel() * bins) as large:
+        torch.autograd.grad(critics.cross_entropy(dist, target).sum(), dist.raw_logits)
+    return [x.dtype for x in large.made.values()]
+
+
+class DenseLabels(NCriticsTwoHot):
+    """The fault: two one-hot vectors of int64 for every target."""
+
+    def raw_vals_to_labels(self, raw_td_target):
+        position = self.bins.position(raw_td_target.squeeze(-1))
+        low = position.floor().long().clamp(max=self.bins.n - 2)
+        above = (position - low).unsqueeze(-1)
+        return F.one_hot(low, self.bins.n) * (1 - above) + F.one_hot(low + 1, self.bins.n) * above
+
+
+@pytest.mark.parametrize("label_type", ["twohot", "hlgauss"])
+def test_the_loss_makes_a_gradient_and_no_labels(label_type):
+    assert large_tensors_of_the_loss(NCriticsTwoHot, label_type) == [torch.float32]
+    assert large_tensors_of_the_loss(DenseLabels).count(torch.int64) >= 2

@@ -24,16 +24,6 @@ def test_activations(f64, draw, same_as_formula, name, seed):
     same_as_formula(module, module, lambda w, x: f64.activation(name, x), x)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_of_large_numbers_are_finite(name):
-    x = torch.tensor([-1e30, -1e4, -100.0, 100.0, 1e4, 1e30], requires_grad=True)
-    y = activation_switch(name)(x)
-    y.sum().backward()
-    torch.testing.assert_close(y[3:], x[3:])
-    assert y.isfinite().all()
-    assert x.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_adaptive_activation_is_a_quotient_of_polynomials(draw, same_as_formula, seed):
     d = draw(seed)
@@ -66,16 +56,6 @@ def test_norms(f64, draw, same_as_formula, method, seed):
     x = d.normal(d.size(1, 4), d.size(1, 6), width, scale=d.choice([0.3, 1.0, 4.0])) + 0.5
     module = d.disturb(Normalization(method, width))
     same_as_formula(module, module, lambda w, x: f64.norm(method, f64.named(w, "m"), "m", x), x)
-
-
-@pytest.mark.parametrize("method", NORMS)
-def test_norms_of_very_large_and_very_small_numbers_are_finite(method):
-    for scale in (1e-30, 1e-8, 1e8, 1e15):
-        x = (scale * torch.tensor([[1.0, -2.0, 3.0, 0.0, 0.5, 1.5, -1.0, 2.0]])).requires_grad_()
-        y = Normalization(method, 8)(x)
-        y.sum().backward()
-        assert y.isfinite().all(), scale
-        assert x.grad.isfinite().all(), scale
 
 
 @pytest.mark.parametrize("seed", range(8))

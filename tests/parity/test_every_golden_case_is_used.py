@@ -11,10 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-from safetensors.numpy import save_file
-
 TESTS = Path(__file__).parents[1]
 INDEX = TESTS / "golden" / "index.json"
 
@@ -87,28 +83,3 @@ def test_every_golden_case_is_used_by_a_test_that_passes(tmp_path):
 def test_the_index_and_the_files_name_the_same_cases():
     cases = set(json.loads(INDEX.read_text()))
     assert cases == {path.stem for path in INDEX.parent.glob("*.safetensors")}
-
-
-@pytest.fixture
-def own_tests(tmp_path):
-    """A folder with two golden cases, one of them asked for by a passing test and one by a failing one."""
-    (tmp_path / "golden").mkdir()
-    (tmp_path / "conftest.py").write_text(
-        "import pytest, safetensors.numpy as s\nfrom pathlib import Path\n"
-        "@pytest.fixture\ndef golden():\n"
-        "    return lambda name: s.load_file(Path(__file__).parent / 'golden' / f'{name}.safetensors')\n"
-    )
-    (tmp_path / "test_own.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('number', [1, 2])\n"
-        "def test_reads(golden, number):\n    assert golden(f'case_{number}')['x'] == 1\n"
-        "def test_reads_nothing():\n    raise SystemError('must not run')\n"
-    )
-
-    for number in (1, 2, 3):
-        save_file({"x": np.array([number])}, tmp_path / "golden" / f"case_{number}.safetensors")
-    return tmp_path
-
-
-def test_a_case_that_no_passing_test_reads_counts_as_unused(own_tests):
-    assert cases_used_by([own_tests / "test_own.py"], own_tests) == {"case_1"}

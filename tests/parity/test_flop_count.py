@@ -35,12 +35,6 @@ def test_an_update_takes_the_operations_that_are_counted(name):
     assert sum(ours.values()) == pytest.approx(theirs.total, rel=0.01)
 
 
-def test_other_widths_of_actions_and_observations_count():
-    work = Workload(action_dim=9, discrete=False, obs_dim=70, batch_size=2, length=8)
-    ours = count_update(work)
-    assert sum(ours.values()) - ours["attention"] == counted(work).layers
-
-
 def test_attention_counts_the_pairs_that_a_causal_mask_leaves():
     work = Workload(action_dim=2, discrete=True, batch_size=1, length=4, layers=1)
     pairs, width = 1 + 2 + 3 + 4, 256

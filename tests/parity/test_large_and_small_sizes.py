@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from amago.agent import Agent, Batch, MultiTaskAgent
-from amago.kernels import linear
 from amago.nets.actor_critic import NCritics
-from amago.nets.ff import MLP
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -41,32 +39,6 @@ def close(ours, exact):
 def distance(ours, exact):
     """Of two tensors, as a share of the second's length."""
     return ((ours.double() - exact).norm() / exact.norm()).item()
-
-
-@pytest.mark.parametrize("leaky", [None, 0.01])
-@pytest.mark.parametrize(("rows", "n_in", "n_out"), [(4100, 64, 48), (9000, 33, 40), (3, 31, 300_000)])
-def test_large_linear_layers(draw, rows, n_in, n_out, leaky):
-    d = draw(0)
-    x, weight, bias = (d.normal(*shape).requires_grad_() for shape in ((rows, n_in), (n_out, n_in), (n_out,)))
-    exact = [p.detach().double().requires_grad_() for p in (x, weight, bias)]
-    y = linear(x, weight, bias, leaky=leaky)
-    expected = exact[0] @ exact[1].T + exact[2]
-    expected = expected if leaky is None else torch.where(expected > 0, expected, leaky * expected)
-    upstream = d.normal(*y.shape)
-    y.backward(upstream)
-    expected.backward(upstream.double())
-    close(y, expected.detach())
-    for p, other in zip((x, weight, bias), exact, strict=True):
-        assert distance(p.grad, other.grad) < 1e-3
-
-
-def test_a_large_mlp(f64, draw):
-    d = draw(1)
-    module = MLP(40, 64, 2, 36)
-    x = d.normal(30, 150, 40)
-    w = {f"m.{name}": p.detach().double() for name, p in module.named_parameters()}
-    parts = [f64.mlp(w, "m", rows.double(), "leaky_relu", None) for rows in x]
-    close(module(x), torch.stack(parts))
 
 
 @pytest.mark.parametrize("discrete", [True, False])

@@ -1,8 +1,7 @@
 """MultiTaskAgent's loss and gradients against the same mathematics written out in float64, sequence by sequence.
 
-The labels are dense, nothing is factored, and every critic runs alone. Random draws are the agent's own: a
-subclass notes what it samples, and the noise behind samples that carry a gradient is drawn again from the same
-state.
+The labels are dense, nothing is factored, and every critic runs alone. Random draws are the agent's own: its
+return head records the samples, and the noise of samples that carry a gradient is drawn again from the same state.
 """
 
 import copy
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from amago.agent import MultiTaskAgent
+from amago.agent.return_head import ClassificationHead
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -22,14 +22,22 @@ TEMPERATURE = 0.5
 STD_LOW, STD_HIGH = 0.2, 1.5
 
 
-class Noted(MultiTaskAgent):
+class RecordingHead(ClassificationHead):
     """Keeps its samples, and the generator's state before each draw."""
 
-    def _sampled_actions(self, dist, num_samples, *, grad):
+    def __init__(self, popart, discrete):
+        super().__init__(popart, discrete)
+        self.drawn = []
+
+    def policy_actions(self, dist, num_samples, *, grad=False):
         state = torch.get_rng_state()
-        samples = super()._sampled_actions(dist, num_samples, grad=grad)
+        samples = super().policy_actions(dist, num_samples, grad=grad)
         self.drawn.append((state, samples.detach().squeeze(1)))  # (K, n, G, A)
         return samples
+
+
+class RecordingAgent(MultiTaskAgent):
+    return_head_type = RecordingHead
 
 
 def symlog(x):
@@ -228,7 +236,7 @@ def test_loss_and_gradients_equal_the_formula(
         + [f"{part} = {d.size(6, 12)}" for part in ("GRUTrajEncoder.d_output", "NCriticsTwoHot.d_hidden")]
     )
     critics, timesteps, rows = d.size(1, 3), d.size(3, 9), d.size(1, 4)
-    agent = Noted(
+    agent = RecordingAgent(
         obs_space={"a": (3,), "b": (2, 2)},
         rl2_space=(1 + spec.dim,),
         action_space=spec,
@@ -249,8 +257,7 @@ def test_loss_and_gradients_equal_the_formula(
     agent.tstep_encoder.eval()  # running statistics stand still, so that both see the same inputs
     batch = random_batch(spec, rows, timesteps)
     exact = copy.deepcopy(agent).double()
-    agent.drawn = []
     ours = agent(batch, log_step=False)
     wide = batch.map(lambda x: x.double() if x.is_floating_point() else x)
-    plain = written_out(exact, wide, setting, agent.drawn)
+    plain = written_out(exact, wide, setting, agent.return_head.drawn)
     same_update(agent, ours, exact, plain)

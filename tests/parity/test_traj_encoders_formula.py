@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, IdentityTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
 
 ACTIVATIONS = ["leaky_relu", "relu", "gelu", "mish"]
 
@@ -102,8 +102,3 @@ def test_steps_of_the_recurrent_encoder_with_resets_equal_one_sequence_per_episo
         zeros = torch.zeros(layers, 1, units, dtype=torch.float64)
         expected, _ = recurrent(f64, w, seq[row : row + 1, steps_of_it].double(), layers, zeros, "layer")
         same_forward(y[row : row + 1, steps_of_it], expected)
-
-
-def test_the_identity_is_exactly_that(draw):
-    x = draw(0).normal(2, 3, 4)
-    assert IdentityTrajEncoder(4, 3)(x, torch.zeros(2, 3, 1))[0] is x

@@ -1,10 +1,11 @@
 """Off-policy actor-critic agents for long sequences.
 
-- `agent`: `Agent`, the algorithm; `multitask`: `MultiTaskAgent`, the same with critics that classify returns.
-- `base`: `BaseAgent`, the interface and the encoders of both.
-- `acting`: from distributions to the actions that environments take.
-- `batch`: the training batch; `transitions`: its real transitions side by side.
-- `losses`, `returns`, `targets`, `filters`, `gammas`: the mathematics as functions of tensors.
+- `agent`: `Agent`, the algorithm; `multitask`: `MultiTaskAgent`, its variant with critics that classify returns.
+- `base`: `BaseAgent`, the interface, with the encoders.
+- `return_head`: regression and classification of returns.
+- `acting`: actions from distributions.
+- `batch`: the training batch; `transitions`: its real transitions.
+- `losses`, `returns`, `targets`, `filters`, `gammas`: functions of tensors, and the discounts.
 - `diagnostics`: metrics of an update; `registry`: agents by name.
 """
 

@@ -1,4 +1,4 @@
-"""What every agent has: encoders from observations to states, hidden states, and the interface of training.
+"""`BaseAgent`: the interface of agents, with their encoders and hidden states.
 
 Shapes: B batch, L sequence, A width of the action representation, S state width.
 """
@@ -22,23 +22,21 @@ from amago.nets.tstep_encoders import TstepEncoder
 if TYPE_CHECKING:
     import numpy as np
 
-    from amago.agent.acting import BegunActions
-
 
 def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:
-    """Width of the action representation, whether it is one discrete choice, whether it is a vector of bits."""
+    """(width of the action representation, whether it is a single discrete choice, whether it is bits)."""
     spec = as_action_spec(action_space)
     return spec.dim, spec.is_discrete, spec.kind == "multibinary"
 
 
 class BaseAgent(nn.Module, ABC):
-    """Encodes timesteps and trajectories; subclasses act on the states and learn from batches.
+    """Encodes sequences of timesteps as states. Subclasses define `get_actions` and the loss, `forward`.
 
     Args:
-        obs_space: dict observation space, or anything `amago.nets.specs.as_spec` reads.
+        obs_space: Dict observation space, or anything that `amago.nets.specs.as_spec` accepts.
         rl2_space: Box of previous reward and action, likewise.
         action_space: Discrete, MultiDiscrete, MultiBinary or Box, likewise.
-        max_seq_len: the longest sequence, in timesteps, that the trajectory encoder sees.
+        max_seq_len: longest sequence of the trajectory encoder, in timesteps.
         tstep_encoder_type: constructed with `obs_space` and `rl2_space`.
         traj_encoder_type: constructed with `tstep_dim` and `max_seq_len`.
     """
@@ -75,7 +73,7 @@ class BaseAgent(nn.Module, ABC):
 
     @property
     def state_dim(self) -> int:
-        """Width S of the states that actor and critics see."""
+        """Width S of the states, the input of actor and critics."""
         return self.traj_encoder.emb_dim
 
     def get_state_embedding(
@@ -89,7 +87,7 @@ class BaseAgent(nn.Module, ABC):
         """States (B, L, S) of timesteps (B, L, ...), and the hidden state after them.
 
         Raises:
-            ValueError: an encoder's output is not as wide as its `emb_dim` says.
+            ValueError: if an encoder's output is not `emb_dim` wide.
         """
         embedded = self.tstep_encoder(obs=obs, rl2s=rl2s, log_dict=log_dict)
         _require_width(embedded, self.tstep_encoder)
@@ -100,7 +98,7 @@ class BaseAgent(nn.Module, ABC):
         return states, hidden_state
 
     def encode_batch(self, batch: Batch, log_dict: dict[str, Any] | None = None) -> Tensor:
-        """States (B, T+1, S) of a training batch; layers with running statistics skip its padding."""
+        """States (B, T+1, S) of a training batch; running statistics skip its padding."""
         with timestep_mask(batch.timestep_mask):
             states, _ = self.get_state_embedding(
                 batch.obs, rl2s=batch.rl2s, time_idxs=batch.time_idxs, log_dict=log_dict
@@ -126,78 +124,57 @@ class BaseAgent(nn.Module, ABC):
             obs: arrays (B, 1, ...).
             rl2s: (B, 1, 1 + A).
             time_idxs: (B, 1, 1) int64.
-            hidden_state: as it came back from the step before, or from `init_hidden_state`.
-            sample: draw from the policy, or take its most likely action.
+            hidden_state: from the previous call, or from `init_hidden_state`.
+            sample: sample from the policy; otherwise take its mode.
 
         Returns:
-            Actions (B, 1, ·) and the new hidden state: numbers in [-1, 1] (·= A) for Box, the index (· = 1) for
-            Discrete, one index per component for MultiDiscrete, bits for MultiBinary.
+            Actions (B, 1, ·) and the new hidden state. Actions are numbers in [-1, 1] (· = A) for Box, the
+            index (· = 1) for Discrete, one index per component for MultiDiscrete, bits for MultiBinary.
         """
-
-    def begin_actions(
-        self,
-        obs: dict[str, Tensor],
-        rl2s: Tensor,
-        time_idxs: Tensor,
-        hidden_state: Any = None,
-        sample: bool = True,
-        in_parts: bool = False,
-    ) -> BegunActions | None:
-        """Hook: begins what `get_actions` does, so that the caller can do other things meanwhile.
-
-        Args:
-            obs, rl2s, time_idxs, hidden_state, sample: as `get_actions` takes them. Nobody may write to them until
-                the actions are finished or dropped.
-            in_parts: the caller will release rows when they are ready, and may write to the others until then.
-
-        Returns:
-            What gives the actions and the new hidden state; None to be asked by `get_actions`.
-        """
-        return None
 
     @property
     def trainable_params(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer moves."""
+        """The parameters that the optimizer updates."""
         return [p for p in self.parameters() if p.requires_grad]
 
     def hard_sync_targets(self) -> None:
-        """Copies the online networks into their targets."""
+        """Copies the online networks into the target networks."""
 
     def soft_sync_targets(self) -> None:
-        """Moves the targets a step towards the online networks."""
+        """Moves the target networks one step towards the online networks."""
 
     def get_grad_norms(self) -> dict[str, Tensor]:
-        """Gradient norms of the parts, by the name they are logged under."""
+        """Gradient norms of the networks, by metric name."""
         return {
             "TrajEncoder Grad Norm": grad_norm(self.traj_encoder.parameters()),
             "TstepEncoder Grad Norm": grad_norm(self.tstep_encoder.parameters()),
         }
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
-        """What the trajectory encoder remembers at the start of `batch_size` episodes; may be None."""
+        """The trajectory encoder's hidden state at the start of `batch_size` episodes; may be None."""
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
     def reset_hidden_state(self, hidden_state: Any, dones: Tensor | np.ndarray | Sequence[bool]) -> Any:
-        """Forgets the rows whose episode ended; `dones` is one bool per row."""
+        """Resets the rows whose episode ended; `dones` is one bool per row."""
         return self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: which entries of the actor loss (B, T, G, 1) count; `pad_mask` is true for the real ones."""
+        """Hook: the mask of the actor loss (B, T, G, 1); `pad_mask` is True for real transitions."""
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: which entries of the critic loss (B, T, C, G, 1) count, likewise."""
+        """Hook: the mask of the critic loss (B, T, C, G, 1); `pad_mask` is True for real transitions."""
         return pad_mask
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
-        """Hook: called after weights were loaded, to continue this run (`is_resume`) or to start a new one."""
+        """Hook: called after weights were loaded, to resume a run (`is_resume`) or to start a new one."""
 
 
 def _require_width(encoded: Tensor, encoder: TstepEncoder | TrajEncoder) -> None:
-    """Raises before a layer behind the encoder does, in terms of matrices that the user does not know."""
+    """Raises ValueError unless the output of an encoder is `emb_dim` wide."""
     if encoded.shape[-1] != encoder.emb_dim:
         name = type(encoder).__name__
         raise ValueError(
             f"{name}.emb_dim is {encoder.emb_dim}, but its output is {encoded.shape[-1]} wide "
-            f"{tuple(encoded.shape)}: let emb_dim return the width of what {name} computes"
+            f"{tuple(encoded.shape)}: emb_dim must be the width of the output of {name}"
         )

@@ -1,4 +1,4 @@
-"""The training batch: padded sequences as tensors, with masks derived from their lengths.
+"""`Batch`: padded training sequences, with masks derived from their lengths.
 
 Shapes: B sequences, T transitions, T+1 timesteps, A width of the action representation.
 """
@@ -16,19 +16,19 @@ from amago.nets.masking import mask_from_filler
 
 @dataclass
 class Batch:
-    """Sequences of T transitions between T+1 timesteps, the shorter ones padded at the end.
+    """Sequences of T+1 timesteps and the T transitions between them, padded at the end.
 
     Args:
         obs: arrays of the observation by key, (B, T+1, ...).
         rl2s: previous reward and action, (B, T+1, 1 + A) float32.
         rews: (B, T, 1) float32.
         dones: (B, T, 1) bool, True where the environment terminated (and in padding).
-        actions: (B, T, A) float32, the representation of the action that was executed.
+        actions: (B, T, A) float32, the representation of the executed action.
         time_idxs: (B, T+1, 1) int64, index of the timestep in its episode.
-        lengths: (B,) int64, real timesteps of each sequence. Without them they are told from the filler in
-            `rl2s`.
-        flat_idxs: (n,) int64, places of the real transitions in the flattened (B * T), so that the heads can
-            skip padding without waiting for the device. May be left out.
+        lengths: (B,) int64, number of real timesteps of each sequence. If None, padding is identified by its fill
+            value in `rl2s`.
+        flat_idxs: (n,) int64, indices of the real transitions in the flattened (B * T), so that heads skip padding
+            without a device synchronisation. Optional.
     """
 
     obs: dict[str, Tensor]
@@ -60,20 +60,20 @@ class Batch:
 
     @property
     def transition_mask(self) -> Tensor:
-        """True for real transitions, those whose next timestep is real, (B, T, 1)."""
+        """True for real transitions (those with a real next timestep), (B, T, 1)."""
         return self.timestep_mask[:, 1:]
 
     def real_transitions(self) -> Tensor:
-        """Places of the real transitions in the flattened (B * T), int64 (n,).
+        """Indices of the real transitions in the flattened (B * T), int64 (n,).
 
-        Comes with a collated batch; otherwise found here, at the price of a device synchronisation.
+        `flat_idxs` if given; otherwise computed, which synchronises with the device.
         """
         if self.flat_idxs is not None:
             return self.flat_idxs
         return self.transition_mask.flatten().nonzero().squeeze(-1)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
-        """A batch of `fn` applied to every tensor."""
+        """Applies `fn` to every tensor."""
         return replace(
             self,
             obs={key: fn(value) for key, value in self.obs.items()},
@@ -87,9 +87,9 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on `device`; from pinned memory the copies do not block."""
+        """The batch on `device`; copies from pinned memory are asynchronous."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """The batch in page-locked memory; DataLoader calls this when asked to pin."""
+        """The batch in page-locked memory; called by DataLoader with `pin_memory=True`."""
         return self.map(lambda tensor: tensor.pin_memory())

@@ -1,4 +1,4 @@
-"""Metrics of an update, as tensors: nothing here waits for the device."""
+"""Metrics of an update, as tensors on the device (no synchronisation)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """L2 norm of all gradients of `parameters` together; 0 where there is none."""
+    """L2 norm of the concatenated gradients of `parameters`; 0 without gradients."""
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
@@ -18,7 +18,7 @@ def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest number of `x`; NaN if it is empty."""
+    """Minimum and maximum of `x`; NaN if it is empty."""
     if x.numel() == 0:
         nan = torch.full((), float("nan"), device=x.device)
         return nan, nan

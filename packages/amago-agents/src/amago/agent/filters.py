@@ -1,6 +1,7 @@
-"""Weights of the offline actor loss as functions of the advantage: f(A(s, a)) * log pi(a | s).
+"""Filters of the offline actor loss: weights f(A(s, a)) of log pi(a | s) as functions of the advantage.
 
-Each takes advantages of any shape and returns weights of the same shape; all are gin-configurable.
+Each maps advantages of any shape to weights of the same shape; all are gin-configurable. An agent passes
+advantages (B, T, G, 1) in the shape of the batch, with 0 in padding.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def exp_filter(
     Args:
         adv: advantages.
         beta: inverse temperature.
-        clip_adv_low: advantages are raised to this, None for no limit.
-        clip_adv_high: advantages are lowered to this.
-        clip_weights_low: weights are raised to this.
-        clip_weights_high: weights are lowered to this.
+        clip_adv_low: lower bound of advantages; None for no bound.
+        clip_adv_high: upper bound of advantages.
+        clip_weights_low: lower bound of weights.
+        clip_weights_high: upper bound of weights.
     """
     weights = torch.exp(beta * _clamp(adv, clip_adv_low, clip_adv_high))
     return _clamp(weights, clip_weights_low, clip_weights_high)
@@ -58,10 +59,10 @@ def leaky_relu_filter(
         adv: advantages.
         beta: advantage per unit of weight above `tau`.
         tau: advantage at which the slope changes.
-        neg_slope: slope below `tau` as a share of that above.
+        neg_slope: slope below `tau`, relative to the slope above.
         target_f0: weight at advantage 0, before the binary filter is added.
-        clip_weights_low: weights are raised to this, None for no limit.
-        clip_weights_high: weights are lowered to this.
+        clip_weights_low: lower bound of weights; None for no bound.
+        clip_weights_high: upper bound of weights.
         add_binary: add 1 where the advantage is positive.
     """
     knee = F.leaky_relu(torch.tensor(-tau / beta), neg_slope).item()
@@ -72,5 +73,5 @@ def leaky_relu_filter(
 
 
 def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
-    """`torch.clamp` that also takes no limit at all."""
+    """`torch.clamp` with optional bounds."""
     return x if low is None and high is None else x.clamp(low, high)

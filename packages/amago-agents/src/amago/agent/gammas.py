@@ -1,4 +1,4 @@
-"""The discounts that every head predicts for at once."""
+"""`Multigammas`: the auxiliary discounts that all heads are trained for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEFAULT = [0.1, 0.9, 0.95, 0.97, 0.99, 0.995]
 
 @gin.configurable(module="amago.agent")
 class Multigammas:
-    """The auxiliary discounts that are learned beside the one that acts (Fedus et al. 2019).
+    """Auxiliary discounts, trained in addition to the one that acts (Fedus et al. 2019).
 
     Args:
         discrete: for discrete actions, each in [0, 1].

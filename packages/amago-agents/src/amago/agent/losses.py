@@ -1,6 +1,6 @@
-"""The losses of actor and critic as functions of tensors.
+"""Actor and critic losses as functions of tensors.
 
-Shapes: n transitions (flattened), K action samples, C critics, G discounts.
+Shapes: K action samples, C critics, G discounts.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def critic_regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """(Q(s, a) - y)^2, y without gradient: (..., C, G, 1) and (..., 1, G, 1) -> (..., C, G, 1)."""
+    """(Q(s, a) - y)^2, with y detached: (..., C, G, 1) and (..., 1, G, 1) -> (..., C, G, 1)."""
     return (prediction - target.detach()).square()
 
 
 def online_actor_loss(values: Tensor) -> Tensor:
-    """-min over critics of Q(s, a), a ~ pi, the mean over samples (TD3-style deterministic policy gradient).
+    """-min over critics of Q(s, a), a ~ pi, averaged over samples (deterministic policy gradient as in TD3).
 
     Args:
-        values: normalised values (K, ..., C, G, 1) whose gradient flows into the actions alone.
+        values: normalised values (K, ..., C, G, 1) with a gradient into the actions only.
 
     Returns:
         (..., G, 1).
@@ -39,10 +39,10 @@ def advantage(q_values: Tensor, state_values: Tensor) -> Tensor:
 def combine_actor_losses(
     online: Tensor | None, offline: Tensor | None, online_coeff: float, offline_coeff: float
 ) -> Tensor:
-    """online_coeff * online + offline_coeff * offline, over those that are there."""
-    parts = []
+    """online_coeff * online + offline_coeff * offline, over those that are not None."""
+    terms = []
     if online is not None:
-        parts.append(online_coeff * online)
+        terms.append(online_coeff * online)
     if offline is not None:
-        parts.append(offline_coeff * offline)
-    return torch.stack(parts).sum(dim=0)
+        terms.append(offline_coeff * offline)
+    return torch.stack(terms).sum(dim=0)

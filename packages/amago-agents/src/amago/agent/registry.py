@@ -1,4 +1,4 @@
-"""Agents by name."""
+"""Registry of agents by name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Agent = TypeVar("_Agent", bound="BaseAgent")
 
 
 def register_agent(name: str) -> Callable[[type[_Agent]], type[_Agent]]:
-    """Class decorator: makes an agent available as `name`; raises ValueError if the name is taken."""
+    """Class decorator that registers an agent as `name`; ValueError if the name is taken."""
     return _AGENTS.register(name)
 
 
 def get_agent_cls(name: str) -> type[BaseAgent]:
-    """The agent registered as `name`; raises ValueError that suggests the nearest name."""
+    """The agent registered as `name`; ValueError that suggests the nearest if the name is unknown."""
     return _AGENTS.get(name)
 
 

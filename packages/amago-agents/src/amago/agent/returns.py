@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def nstep_return(r: Tensor, d: Tensor, q: Tensor, gamma: Tensor, n: int, mask: Tensor) -> Tensor:
-    """The return over at most n steps, bootstrapped where the steps end (Sutton & Barto 2018, eq. 7.1).
+    """The n-step return with a bootstrapped end (Sutton & Barto 2018, eq. 7.1).
 
-    y_t = sum_{i<m} gamma^i r_{t+i} + gamma^m (1 - d_{t+m-1}) q_{t+m-1}, where m <= n is cut short at the first
-    `done` and before the first step that is masked or lies beyond the sequence.
+    y_t = sum_{i<m} gamma^i r_{t+i} + gamma^m (1 - d_{t+m-1}) q_{t+m-1}, where m <= n ends at the first
+    `done`, and before the first step that is masked or beyond the sequence.
 
     Args:
         r: rewards (B, T, ..., G or 1, 1).
@@ -21,7 +21,7 @@ def nstep_return(r: Tensor, d: Tensor, q: Tensor, gamma: Tensor, n: int, mask: T
         q: value of the state after each step, same shape.
         gamma: discounts, broadcastable to the result.
         n: number of steps, at least 1.
-        mask: true for real steps (B, T, ..., 1, 1).
+        mask: True for real steps (B, T, ..., 1, 1).
 
     Returns:
         (B, T, ..., G, 1), dtype of `r`.
@@ -36,7 +36,7 @@ def nstep_return(r: Tensor, d: Tensor, q: Tensor, gamma: Tensor, n: int, mask: T
     target = r + discount * q
     returns = target
     for _ in range(min(n, r.shape[1]) - 1):
-        # One more step: what the next step has gathered so far, where there is a next step.
-        gathered = torch.where(real[:, 1:], returns[:, 1:], q[:, :-1])
-        returns = torch.cat((r[:, :-1] + discount[:, :-1] * gathered, target[:, -1:]), dim=1)
+        # Extends each return by one step, with the return of the next step if that is real.
+        bootstrap = torch.where(real[:, 1:], returns[:, 1:], q[:, :-1])
+        returns = torch.cat((r[:, :-1] + discount[:, :-1] * bootstrap, target[:, -1:]), dim=1)
     return returns

@@ -1,4 +1,4 @@
-"""Temporal-difference targets of the critics, and the target networks they come from.
+"""Random critic subsets for TD targets, and updates of target networks.
 
 Shapes: n transitions (flattened), C critics, G discounts.
 """
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 
 def random_critic_subset(values: Tensor, size: int, reduce: str) -> Tensor:
-    """The minimum or mean over `size` different critics, drawn anew for every transition and discount.
+    """The minimum or mean over a random subset of critics, sampled per transition and discount without
+    replacement.
 
     Randomised ensembled double Q-learning (Chen et al. 2021, algorithm 1, line 8).
 
     Args:
         values: (..., C, G, 1).
-        size: critics per draw, 1 to C.
+        size: critics per subset, 1 to C.
         reduce: "min" or "mean".
 
     Returns:
@@ -28,8 +29,8 @@ def random_critic_subset(values: Tensor, size: int, reduce: str) -> Tensor:
     if not 1 <= size <= n_critics:
         raise ValueError(f"size must lie between 1 and the number of critics, {n_critics}, got {size}")
     if size < n_critics:
-        drawn = torch.rand_like(values).topk(size, dim=-3).indices
-        values = values.gather(-3, drawn)  # (..., size, G, 1)
+        subset = torch.rand_like(values).topk(size, dim=-3).indices
+        values = values.gather(-3, subset)  # (..., size, G, 1)
     if reduce == "min":
         return values.amin(dim=-3, keepdim=True)
     if reduce == "mean":
@@ -39,7 +40,7 @@ def random_critic_subset(values: Tensor, size: int, reduce: str) -> Tensor:
 
 @torch.no_grad()
 def move_towards(targets: Sequence[nn.Parameter], sources: Sequence[nn.Parameter], tau: float) -> None:
-    """target += tau * (source - target), in one fused operation over all parameters; tau = 1 copies."""
+    """target += tau * (source - target), in one fused operation; tau = 1 copies."""
     if tau == 1.0:
         torch._foreach_copy_(list(targets), list(sources))
     else:

@@ -1,4 +1,4 @@
-"""The real transitions of a padded batch side by side, and back again.
+"""`Transitions`: the real transitions of a padded batch, gathered along one axis so that the heads skip padding.
 
 Shapes: B batch, T transitions, n real transitions, A width of the action representation, S state width.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -16,19 +15,17 @@ from amago.agent.batch import Batch
 
 @dataclass(slots=True, kw_only=True)
 class Transitions:
-    """What the heads work on: no step of it is padding.
+    """The heads' inputs, without padding.
 
     Args:
         state: (1, n, S).
         next_state: (1, n, S), without gradient.
-        action: recorded actions as critics and policy judge them, (1, n, A).
+        action: recorded actions after the distribution's `action_from_buffer`, (1, n, A).
         reward: (1, n, 1), times the reward multiplier.
         done: (1, n, 1), 1 where the environment terminated.
-        direct_obs: observations (1, n, ...) that the actor sees besides the state, None if there are none.
+        direct_obs: observations (1, n, ...) that the actor receives besides the state, or None.
         next_direct_obs: the same of the next timestep.
-        places: (n,) where the transitions stand in the flattened (B * T).
-        q_dist: what classifying critics say of the recorded actions, once they have computed it.
-        every_action: values of all discrete actions, (1, n, C, G, A), once the critics have computed them.
+        flat_idxs: (n,) indices of the transitions in the flattened (B * T).
     """
 
     state: Tensor
@@ -38,9 +35,7 @@ class Transitions:
     done: Tensor
     direct_obs: dict[str, Tensor] | None
     next_direct_obs: dict[str, Tensor] | None
-    places: Tensor
-    q_dist: Any = None
-    every_action: Tensor | None = None
+    flat_idxs: Tensor
 
     @classmethod
     def of(
@@ -52,31 +47,33 @@ class Transitions:
         reward_multiplier: float,
         direct_obs: dict[str, Tensor] | None,
     ) -> Transitions:
-        """Picks the transitions of `batch`, whose timesteps were encoded as `states` (B, T+1, S)."""
-        places = batch.real_transitions()
-        now = places + places // batch.length  # the same places among the B * (T+1) timesteps
+        """Gathers the transitions of `batch`, whose timesteps were encoded as `states` (B, T+1, S)."""
+        flat_idxs = batch.real_transitions()
+        timesteps = flat_idxs + flat_idxs // batch.length  # indices in the flattened (B * (T+1))
 
-        def pick(x: Tensor, idxs: Tensor) -> Tensor:
-            return x.flatten(0, 1).index_select(0, idxs).unsqueeze(0)
-
-        def pick_obs(idxs: Tensor) -> dict[str, Tensor] | None:
-            return (
-                None if direct_obs is None else {key: pick(value, idxs) for key, value in direct_obs.items()}
-            )
+        def gather_obs(idxs: Tensor) -> dict[str, Tensor] | None:
+            if direct_obs is None:
+                return None
+            return {key: gather_from_batch(value, idxs) for key, value in direct_obs.items()}
 
         return cls(
-            state=pick(states, now),
-            next_state=pick(states.detach(), now + 1),
-            action=to_action(pick(batch.actions, places)),
-            reward=reward_multiplier * pick(batch.rews, places),
-            done=pick(batch.dones, places).to(batch.rews.dtype),
-            direct_obs=pick_obs(now),
-            next_direct_obs=pick_obs(now + 1),
-            places=places,
+            state=gather_from_batch(states, timesteps),
+            next_state=gather_from_batch(states.detach(), timesteps + 1),
+            action=to_action(gather_from_batch(batch.actions, flat_idxs)),
+            reward=reward_multiplier * gather_from_batch(batch.rews, flat_idxs),
+            done=gather_from_batch(batch.dones, flat_idxs).to(batch.rews.dtype),
+            direct_obs=gather_obs(timesteps),
+            next_direct_obs=gather_obs(timesteps + 1),
+            flat_idxs=flat_idxs,
         )
 
 
-def spread(x: Tensor, places: Tensor, batch: Batch) -> Tensor:
-    """Real transitions (1, n, ...) back at their places in (B, T, ...), 0 elsewhere."""
+def gather_from_batch(x: Tensor, flat_idxs: Tensor) -> Tensor:
+    """The rows `flat_idxs` of the flattened first two axes: (B, T, ...) -> (1, n, ...)."""
+    return x.flatten(0, 1).index_select(0, flat_idxs).unsqueeze(0)
+
+
+def scatter_to_batch(x: Tensor, flat_idxs: Tensor, batch: Batch) -> Tensor:
+    """The inverse of `gather_from_batch`: (1, n, ...) -> (B, T, ...), 0 in padding."""
     full = x.new_zeros((batch.batch_size * batch.length, *x.shape[2:]))
-    return full.index_copy(0, places, x[0]).view(batch.batch_size, batch.length, *x.shape[2:])
+    return full.index_copy(0, flat_idxs, x[0]).view(batch.batch_size, batch.length, *x.shape[2:])

@@ -9,8 +9,8 @@
 - `linear`: linear layers by the faster of two libraries, a leaky ReLU included.
 - `available_backends`, `use_backend`: what can run, and how to insist on it; otherwise measured speed decides.
 
-Beside it: `amago.kernels.testing` and `examples` to check backends, `memory` for training on a CPU, `step_program`
-for rollouts on one; and to be run by `python -m`: `amago.kernels.doctor`, `tune`, `testing`, `build`.
+Beside it: `amago.kernels.testing` and `examples` to check backends, `memory` for training on a CPU, `acting` for
+rollouts on one; and to be run by `python -m`: `amago.kernels.doctor`, `tune`, `testing`, `build`.
 """
 
 from amago.kernels.attention import (

@@ -13,7 +13,7 @@ from amago.kernels.cuda import CudaExtension
 TWO_HOT = Extension("amago_two_hot", (PACKAGE / "two_hot" / "csrc" / "two_hot.cpp",))
 ATTENTION_STEP = Extension("amago_attention_step", (PACKAGE / "attention" / "csrc" / "attention_step.cpp",))
 SELECTIVE_SCAN = Extension("amago_selective_scan", (PACKAGE / "scan" / "csrc" / "selective_scan.cpp",))
-STEP_PROGRAM = Extension("amago_step_program", (PACKAGE / "step_program" / "csrc" / "step_program.cpp",))
+ACTING = Extension("amago_acting", (PACKAGE / "acting" / "csrc" / "acting.cpp",))
 TWO_HOT_CUDA = CudaExtension(
     "amago_two_hot_cuda",
     tuple(PACKAGE / "two_hot" / "csrc" / name for name in ("two_hot.cu", "two_hot_cuda.cpp")),
@@ -23,7 +23,7 @@ ATTENTION_STEP_CUDA = CudaExtension(
     tuple(PACKAGE / "attention" / "csrc" / name for name in ("attention_step.cu", "attention_step_cuda.cpp")),
 )
 
-EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, STEP_PROGRAM, TWO_HOT_CUDA, ATTENTION_STEP_CUDA)
+EXTENSIONS = (TWO_HOT, ATTENTION_STEP, SELECTIVE_SCAN, ACTING, TWO_HOT_CUDA, ATTENTION_STEP_CUDA)
 
 DTYPES = {
     torch.float32: "float32",

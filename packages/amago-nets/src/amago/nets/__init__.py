@@ -2,15 +2,15 @@
 
 | module | holds |
 |---|---|
-| `tstep_encoders` | observation, reward and action of one timestep to a vector |
-| `traj_encoders` | sequence models over those vectors, with hidden states for acting step by step |
-| `actor_critic` | actor and critic heads for many discounts at once |
+| `tstep_encoders` | encoders of one timestep: observation, previous reward and previous action to a vector |
+| `traj_encoders` | sequence models over timestep vectors, with hidden states for rollouts |
+| `actor_critic` | actor and critic heads, for many discounts at once |
 | `policy_dists` | action distributions |
 | `transformer`, `cnn`, `ff`, `goal_embedders` | building blocks |
-| `stepping` | encoders and actor as one program that acts on a CPU without Python between its layers |
-| `specs`, `masking`, `utils`, `registry` | sizes of spaces, padding, small tools, choice by name |
+| `compiled_actor` | encoders and actor as one C++ call per timestep, for acting on a CPU |
+| `specs`, `masking`, `utils`, `registry` | space specs, padding masks, shared functions, registries of classes |
 
-Submodules load when they are first used.
+Submodules are imported lazily.
 """
 
 import importlib
@@ -20,6 +20,7 @@ _SUBMODULES = (
     "activations",
     "actor_critic",
     "cnn",
+    "compiled_actor",
     "ff",
     "goal_embedders",
     "input_norm",
@@ -28,7 +29,6 @@ _SUBMODULES = (
     "policy_dists",
     "registry",
     "specs",
-    "stepping",
     "traj_encoders",
     "transformer",
     "tstep_encoders",

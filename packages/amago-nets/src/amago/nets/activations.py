@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from amago.nets.registry import did_you_mean
 
-# A rational function of degrees 5 and 4 that is nearly a leaky ReLU; Molina et al. 2020, "Padé Activation
-# Units", publish these starting points.
+# Coefficients of a rational function of degrees 5 and 4 that approximates a leaky ReLU, from Molina et al. 2020,
+# "Padé Activation Units".
 _NUMERATOR = (
     0.029792778657264946,
     0.6183735264987601,
@@ -21,10 +21,10 @@ _DENOMINATOR = (-1.1419548357285474, 4.393159974992486, 0.8714712309957245, 0.34
 
 @gin.configurable(module="amago.nets.utils")
 class SlowAdaptiveRational(nn.Module):
-    """A learnable activation: P(x) / (1 + Σ |q_i x^i|), which starts close to a leaky ReLU.
+    """A learnable activation: P(x) / (1 + Σ |q_i x^i|), initialised close to a leaky ReLU.
 
-    Delfosse et al. 2021, "Adaptive Rational Activations to Boost Deep Reinforcement Learning". Written in
-    plain tensor operations, hence slower than the fixed activations.
+    Delfosse et al. 2021, "Adaptive Rational Activations to Boost Deep Reinforcement Learning". Slower than
+    the fixed activations.
 
     Args:
         trainable: whether the ten coefficients are learned.
@@ -65,5 +65,5 @@ def activation_switch(activation: str) -> nn.Module:
     """
     if activation not in _ACTIVATIONS:
         hint = did_you_mean(activation, _ACTIVATIONS)
-        raise ValueError(f"unknown activation {activation!r}: {hint}choose from {', '.join(_ACTIVATIONS)}")
+        raise ValueError(f"unknown activation {activation!r}. Choose from {', '.join(_ACTIVATIONS)}.{hint}")
     return _ACTIVATIONS[activation]()

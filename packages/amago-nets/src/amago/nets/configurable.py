@@ -1,7 +1,6 @@
-"""gin's decorator with a type, and configured functions as plain ones.
+"""gin for functions: a typed decorator, and bindings applied ahead of time.
 
-gin ships no types, and where a type checker finds none, a decorator turns the function below it into `Any` for
-everyone who calls it. (Classes keep their type under any decorator.)
+gin ships no types, so its decorator would turn functions into `Any` for type checkers (classes keep their type).
 """
 
 import functools
@@ -15,16 +14,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def configurable_function(module: str) -> Callable[[Function], Function]:
-    """Registers a function with gin as `{module}.{its name}` and keeps its signature for type checkers."""
+    """Registers a function with gin as `{module}.{its name}` and keeps its signature."""
     decorate: Callable[[Function], Function] = gin.configurable(module=module)
     return decorate
 
 
 def with_bindings(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with what gin binds of its arguments filled in now.
+    """The function with its current gin bindings applied.
 
-    gin looks bindings up, under a lock, at every call: too slow for a call in every training step, and beyond
-    what torch.compile can trace. What gin does not know, or knows under a scope only, comes back as it is.
+    gin looks bindings up under a lock at every call, which is slow and which torch.compile cannot trace. Functions
+    that gin does not know, or knows only in a scope, are returned unchanged.
     """
     try:
         bindings = gin.get_bindings(function)

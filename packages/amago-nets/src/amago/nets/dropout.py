@@ -1,22 +1,22 @@
-"""Dropout whose random numbers do not take longer than the layers around it."""
+"""Dropout with a fast random mask on CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-_LEVELS = 1 << 16  # a random number of 16 bits decides over one element
+_LEVELS = 1 << 16  # each element is decided by 16 random bits
 
 
 class Dropout(nn.Dropout):
     """Sets each element to zero with probability `p` in training, and scales the others by 1 / (1 - p).
 
-    torch draws one random number of a serial generator per element on a CPU. Here one draw of 64 bits serves
-    four, and `p` is rounded to a multiple of 2^-16, for the scale as for the draw, so the mean stays exact.
+    On CPU, torch draws one number of a serial generator per element. Here a draw of 64 bits decides four elements;
+    `p` is rounded to a multiple of 2^-16 for mask and scale alike, so that the mean is exact.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same shape."""
+        """(...) to the same shape."""
         if x.device.type != "cpu" or torch.compiler.is_compiling() or self.inplace:
             return super().forward(x)
         dropped = round(self.p * _LEVELS)

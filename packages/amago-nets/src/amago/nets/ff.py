@@ -1,6 +1,4 @@
-"""Feed-forward building blocks.
-
-`Normalization` and `SimNorm` are re-exported here, where user code imports them from.
+"""Feed-forward blocks: `MLP` and `FFBlock`; re-exports `Normalization` and `SimNorm`.
 
 Shapes: all modules act on the last axis of (..., D).
 """
@@ -30,7 +28,7 @@ class FFBlock(nn.Module):
         dropout: probability of dropping a hidden activation.
         activation: see `activation_switch`.
         norm: see `Normalization`.
-        layer_type: makes the two layers, called with (inputs, outputs).
+        layer_type: constructor of both layers, called with (inputs, outputs).
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class FFBlock(nn.Module):
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron: `n_layers` hidden layers of linear, norm, activation, dropout, then a linear.
+    """A multi-layer perceptron: `n_layers` times linear, norm, activation and dropout, then a linear output layer.
 
     Args:
         d_inp: width of the input.
@@ -68,10 +66,10 @@ class MLP(nn.Module):
         activation: see `activation_switch`.
         normalization: see `Normalization`.
         dropout_p: probability of dropping a hidden activation.
-        layer_type: makes each layer, called with (inputs, outputs).
+        layer_type: constructor of each layer, called with (inputs, outputs).
 
     Raises:
-        ValueError: if there is no hidden layer.
+        ValueError: if `n_layers` is below 1.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Embeddings of goals: short sequences of numbers or tokens that say what an episode is about.
+"""Goal embeddings: encoders of short sequences of numbers or tokens that describe the task.
 
 Shapes: B batch, L timesteps, K goals of width D each.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class _GoalEmb(nn.Module, ABC):
-    """Checks the goals' shape and replaces the embedding by zeros if asked."""
+    """Base class: checks the shape of goals, and returns zeros if `zero_embedding`."""
 
     def __init__(self, goal_length: int, goal_dim: int, goal_emb_dim: int, zero_embedding: bool) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _GoalEmb(nn.Module, ABC):
 
 
 class FFGoalEmb(_GoalEmb):
-    """Two linear layers on all goals at once.
+    """Two linear layers on the concatenated goals.
 
     Args:
         goal_length: number K of goals.
@@ -58,7 +58,7 @@ class FFGoalEmb(_GoalEmb):
 
 
 class TokenGoalEmb(_GoalEmb):
-    """A recurrent network over the goals' integers as tokens.
+    """A recurrent network over goals of integer tokens.
 
     Args:
         goal_length: number K of goals.
@@ -93,7 +93,7 @@ class TokenGoalEmb(_GoalEmb):
         self.goal_norm = nn.LayerNorm(goal_emb_dim)
 
     def embed(self, goals: Tensor) -> Tensor:
-        """Flattened integer goals (B, L, K · D) to (B, L, goal_emb_dim); ValueError outside the tokens' range."""
+        """Flattened integer goals (B, L, K · D) to (B, L, goal_emb_dim); ValueError for tokens out of range."""
         tokens = goals.long()
         if tokens.numel() and not (
             self.min_token <= int(tokens.min()) and int(tokens.max()) <= self.max_token

@@ -1,10 +1,11 @@
-"""Running standardisation of network inputs, whatever their units.
+"""Standardisation of network inputs by running statistics.
 
-Statistics are exponential averages with a correction for their start, so that the first batch already counts
-for about a half (β_t = β / (1 − (1 − β)^t), t from 2 on). They only ever see real, finite timesteps:
-padding is known from `masking.current_timestep_mask()`, or else from its filler; a timestep with a non-finite
-feature is left out; a batch without any real timestep changes nothing. With several processes the sums of
-all of them are added up, so that every process holds the same statistics.
+Statistics are exponential averages with bias correction: the step is β_t = β / (1 − (1 − β)^t) with t from 2
+on, so that the first batch has a weight of about one half. They cover real, finite timesteps only: padding is
+excluded by
+`masking.current_timestep_mask()`, or by its fill value without a mask; timesteps with a non-finite feature are
+skipped; a batch without any real timestep changes nothing. In data-parallel runs all processes share the
+statistics of the whole batch.
 
 Shapes: `val` is (B, L, D), or any (..., D).
 """
@@ -30,9 +31,9 @@ class InputNorm(nn.Module):
 
     Args:
         dim: number D of features.
-        beta: step of the running averages once they are settled, in (0, 1).
+        beta: step size of the running averages without bias correction, in (0, 1).
         init_nu: initial mean of squares.
-        skip: leave inputs as they are (statistics can still be updated).
+        skip: return inputs unchanged (statistics can still be updated).
 
     Raises:
         ValueError: if `dim` or `beta` is out of range.
@@ -61,21 +62,21 @@ class InputNorm(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """What each feature is divided by (D,): its standard deviation, or 1 where that is at most 0.01."""
+        """The divisor of each feature (D,): its standard deviation, or 1 where that is at most 0.01."""
         sigma = self.sigma
         return torch.where(sigma > _SIGMA_FLOOR, sigma, torch.ones_like(sigma))
 
     def normalize_values(self, val: Tensor) -> Tensor:
-        """(val − μ) / σ, cut off at ±1e4; features with σ ≤ 0.01 are only centred."""
+        """(val − μ) / σ, clamped to ±1e4; features with σ ≤ 0.01 are only centred."""
         return ((val - self.mu) / self.scale).clamp(-OUTPUT_LIMIT, OUTPUT_LIMIT)
 
     def denormalize_values(self, val: Tensor) -> Tensor:
-        """The inverse of `normalize_values` up to its cut-off."""
+        """The inverse of `normalize_values`, up to its clamp."""
         return val * self.scale + self.mu
 
     @torch.no_grad()
     def update_stats(self, val: Tensor) -> None:
-        """Moves μ and the mean of squares towards those of the real, finite timesteps of `val`."""
+        """Updates mean and second moment with the real, finite timesteps of `val`."""
         val = at_least_float32(val)
         squares = val.square()
         real = _real_timesteps(val) & squares.isfinite().all(dim=-1, keepdim=True)
@@ -91,7 +92,7 @@ class InputNorm(nn.Module):
         step = self.beta / (1.0 - (1.0 - self.beta) ** t)
         mu = (1.0 - step) * self.mu + step * total / count.clamp_min(1.0)
         nu = (1.0 - step) * self.nu + step * total_squares / count.clamp_min(1.0)
-        usable = (count > 0) & mu.isfinite().all() & nu.isfinite().all()  # (1,), decided on the device
+        usable = (count > 0) & mu.isfinite().all() & nu.isfinite().all()  # (1,); no synchronisation
         self._t.copy_(torch.where(usable, t, self._t))
         self.mu.copy_(torch.where(usable, mu, self.mu))
         self.nu.copy_(torch.where(usable, nu, self.nu))
@@ -104,7 +105,7 @@ class InputNorm(nn.Module):
 
 
 def _real_timesteps(val: Tensor) -> Tensor:
-    """Which rows of `val` (..., D) are real, bool (..., 1): from the batch's mask if it fits, else the filler."""
+    """The mask of real rows of `val` (..., D), bool (..., 1): the batch's if it fits, else from the fill value."""
     mask = current_timestep_mask()
     if mask is None:
         return mask_from_filler(val)

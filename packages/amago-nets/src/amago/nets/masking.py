@@ -1,12 +1,13 @@
-"""Which timesteps of a padded batch are real, and means that only count those.
+"""Padding masks of a batch, and means that skip padding.
 
 Encoders are called with observations alone (`tstep_encoder(obs=, rl2s=)`), yet a layer that keeps running
-statistics must not see padding. `timestep_mask` makes the batch's mask known to such layers for the length
-of a forward pass, so that user-defined encoders need no extra argument to be correct.
+statistics must not see padding. `timestep_mask` provides the batch's mask to such layers during a forward pass, so
+that user-defined encoders need no extra argument to be correct.
 
 Shapes: B batch, L timesteps, D features.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,41 +15,45 @@ import torch
 from torch import Tensor
 
 MAGIC_PAD_VAL = 4.0
-"""The filler of padded positions; also how a batch without lengths is told from its padding."""
+"""Fill value of padded timesteps, which also identifies the padding of a batch without lengths."""
 
-# A plain global: torch.compile follows those, and ends a graph at context variables.
-_current: Tensor | None = None
+
+class _ThreadState(threading.local):
+    """The mask of the forward pass that runs in this thread."""
+
+    # torch.compile traces thread-local attributes, but not context variables.
+    mask: Tensor | None = None
+
+
+_state = _ThreadState()
 
 
 @contextmanager
 def timestep_mask(mask: Tensor | None) -> Iterator[None]:
-    """Within the context, `current_timestep_mask()` returns `mask`, a bool tensor (B, L, 1): True is real.
-
-    It holds for the whole process, so two threads must not encode different batches at once.
-    """
-    global _current
-    before, _current = _current, mask
+    """Sets `current_timestep_mask()` of this thread to a bool mask (B, L, 1), True for real timesteps."""
+    previous = _state.mask
+    _state.mask = mask
     try:
         yield
     finally:
-        _current = before
+        _state.mask = previous
 
 
 def current_timestep_mask() -> Tensor | None:
-    """The mask (B, L, 1) of the batch that is being encoded, or None where nothing is known about padding."""
-    return _current
+    """The mask (B, L, 1) of the batch that this thread encodes, or None if no padding is known."""
+    return _state.mask
 
 
 def mask_from_filler(x: Tensor, pad_value: float = MAGIC_PAD_VAL) -> Tensor:
-    """True where a timestep is real, as padding holds `pad_value` everywhere. (B, L, D) -> bool (B, L, 1)."""
+    """True for real timesteps: those that are not `pad_value` in every feature. (B, L, D) -> bool (B, L, 1)."""
     return ~(x == pad_value).all(dim=-1, keepdim=True)
 
 
 def masked_avg(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean of `x` over the positions where `mask` (broadcastable to `x`) is True; 0 if there are none.
+    """The mean of `x` where `mask` (broadcastable to `x`) is True; 0 if it is True nowhere.
 
-    The count is increased by 1e-5 so that an empty mask gives 0 and not NaN. Masked positions may hold
-    anything, NaN included.
+    The count is increased by 1e-5, so that an empty mask gives 0 instead of NaN. Masked positions may hold any
+    value, NaN included.
     """
     mask = mask.broadcast_to(x.shape)
     total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()

@@ -8,7 +8,7 @@
 | "layer" | layer norm with weight and bias |
 | "rmsnorm" | weight · x / sqrt(mean(x²) + 1e-5) (Zhang and Sennrich 2019) |
 | "unitball" | x / (‖x‖ + 1e-5) |
-| "unitball-detach" | the same, the norm taken as a constant by the gradient |
+| "unitball-detach" | the same, with the norm detached from the gradient |
 | "hypersphere" | sqrt(d_model) · x / ‖x‖ |
 | "simnorm" | softmax over groups of 8 (Lavoie et al. 2022; Hansen et al. 2024) |
 """
@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
 
 
 class UnitBall(nn.Module):
-    """Divides each vector by its length; with `detach` the gradient takes the length as a constant."""
+    """Divides each vector by its length; with `detach`, the length carries no gradient."""
 
     def __init__(self, detach: bool = False) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class UnitBall(nn.Module):
 
 
 class Hypersphere(nn.Module):
-    """Puts each vector on the sphere of radius sqrt(d_model)."""
+    """Scales each vector to length sqrt(d_model)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to the same shape."""
@@ -62,7 +62,7 @@ class Hypersphere(nn.Module):
 
 @gin.configurable(module="amago.nets.ff")
 class SimNorm(nn.Module):
-    """Simplicial normalisation: a softmax within each group of `dim` neighbouring features.
+    """Simplicial normalisation: a softmax over each group of `dim` consecutive features.
 
     Args:
         dim: size of a group; the last axis must be a multiple of it.
@@ -75,7 +75,7 @@ class SimNorm(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d_model) to the same shape; raises ValueError if d_model is no multiple of `dim`."""
+        """(..., d_model) to the same shape; ValueError if d_model is not a multiple of `dim`."""
         if x.shape[-1] % self.dim:
             raise ValueError(f"simnorm needs a multiple of dim={self.dim} features, got {x.shape[-1]}")
         groups = x.unflatten(-1, (-1, self.dim))  # (..., d_model / dim, dim)
@@ -109,7 +109,7 @@ class Normalization(nn.Module):
         name = "none" if method is None else method
         if name not in _METHODS:
             hint = did_you_mean(name, _METHODS)
-            raise ValueError(f"unknown normalization {method!r}: {hint}choose from {', '.join(_METHODS)}")
+            raise ValueError(f"unknown normalization {method!r}. Choose from {', '.join(_METHODS)}.{hint}")
         self.norm = _METHODS[name](d_model)
         if isinstance(self.norm, SimNorm) and d_model % self.norm.dim:
             raise ValueError(f"simnorm needs d_model to be a multiple of {self.norm.dim}, got {d_model}")

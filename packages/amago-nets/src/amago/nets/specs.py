@@ -1,7 +1,7 @@
-"""What networks need to know of a space, without gymnasium: sizes, kinds and dtypes.
+"""Specs of action and observation spaces: kinds, sizes, dtypes and bounds, without gymnasium.
 
-`as_spec` reads any gymnasium-like space by the name of its class and its usual attributes, so that amago-nets
-builds architectures where no environment library is installed:
+`as_spec` reads any gymnasium-like space by its class name and attributes, so that amago-nets needs no environment
+library:
 
     as_spec({"position": (3,), "image": (64, 64, 3)})   # an ObsSpec from plain shapes
     as_spec(gymnasium.spaces.Discrete(5))               # an ActionSpec of width 5
@@ -18,13 +18,13 @@ _KINDS = ("discrete", "multidiscrete", "multibinary", "box")
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """How actions are represented: the kind of the space and its sizes.
+    """The kind and sizes of an action space, which determine the action representation.
 
     Args:
         kind: "discrete" (one choice), "multidiscrete" (several), "multibinary" (bits) or "box" (numbers).
         sizes: (n,) choices for discrete; the number of choices of each component for multidiscrete; (bits,)
             for multibinary; the shape for box.
-        low: lower bound of a box in the environment's units, None for the policy's own [-1, 1].
+        low: lower bound of a box in the environment's units; None for [-1, 1].
         high: upper bound, likewise.
     """
 
@@ -57,8 +57,8 @@ class ArraySpec:
     Args:
         shape: its shape without batch and time.
         dtype: the name of its dtype.
-        low: the smallest value that an element can have, None where nothing is known or it is infinite.
-        high: the largest one, likewise.
+        low: lower bound of all elements; None if unknown or infinite.
+        high: upper bound, likewise.
 
     Raises:
         ValueError: if `high` is below `low`.
@@ -75,7 +75,7 @@ class ArraySpec:
 
     @property
     def is_integer(self) -> bool:
-        """Whether elements are whole numbers (bool does not count)."""
+        """Whether the dtype is an integer (not bool)."""
         return self.dtype.startswith(("int", "uint"))
 
     @property
@@ -108,7 +108,7 @@ def _ints(values: Any) -> tuple[int, ...]:
 
 
 def _action_spec(space: Any) -> ActionSpec | None:
-    """The spec of a single space by the name of its class or a base class; None if it is none of the four."""
+    """The spec of a Discrete, MultiDiscrete, MultiBinary or Box space, by class name; None for other spaces."""
     names = {cls.__name__ for cls in type(space).__mro__}
     if "Discrete" in names:
         return ActionSpec("discrete", _ints(space.n))
@@ -122,7 +122,7 @@ def _action_spec(space: Any) -> ActionSpec | None:
 
 
 def _bounds(space: Any) -> tuple[float | None, float | None]:
-    """The least `low` and the greatest `high` of a box, each None if it is infinite or there is none."""
+    """The minimum of `low` and the maximum of `high` of a space, each None if infinite or missing."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None:
         return None, None
@@ -134,7 +134,7 @@ def as_array_spec(value: Any) -> ArraySpec:
     """One array of an observation from a spec, a plain shape or a space (Discrete and MultiDiscrete as one-hots).
 
     Raises:
-        TypeError: if the shape cannot be told.
+        TypeError: if the shape cannot be determined.
     """
     if isinstance(value, ArraySpec):
         return value
@@ -149,16 +149,18 @@ def as_array_spec(value: Any) -> ArraySpec:
     if getattr(value, "shape", None) is not None:
         low, high = (0.0, 1.0) if action is not None and action.kind == "multibinary" else _bounds(value)
         return ArraySpec(tuple(value.shape), str(getattr(value, "dtype", "float32")), low, high)
-    raise TypeError(f"cannot tell the shape of {value!r}: give a shape like (3,), an ArraySpec or a space")
+    raise TypeError(
+        f"cannot determine the shape of {value!r}: pass a shape like (3,), an ArraySpec or a space"
+    )
 
 
 def as_obs_spec(space: Any) -> ObsSpec:
     """The spec of observations: of a Dict space, a mapping of key to shape, ArraySpec or space, or one array.
 
-    A space that is no mapping becomes the single key "observation".
+    A space that is not a mapping becomes the single key "observation".
 
     Raises:
-        TypeError: if a shape cannot be told.
+        TypeError: if a shape cannot be determined.
     """
     if isinstance(space, ObsSpec):
         return space
@@ -179,7 +181,7 @@ def as_action_spec(space: Any) -> ActionSpec:
     spec = _action_spec(space)
     if spec is None:
         raise TypeError(
-            f"cannot act in {space!r}: action spaces are Discrete, MultiDiscrete, MultiBinary or Box "
+            f"unsupported action space {space!r}: action spaces are Discrete, MultiDiscrete, MultiBinary or Box "
             "(or an amago.nets.specs.ActionSpec)"
         )
     return spec

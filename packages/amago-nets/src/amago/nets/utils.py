@@ -1,7 +1,4 @@
-"""Small tools that networks share, and the names that user code imports from here.
-
-`InputNorm`, `SlowAdaptiveRational` and `activation_switch` live in files of their own.
-"""
+"""Symlog, activation logging, and re-exports of `InputNorm`, `SlowAdaptiveRational` and `activation_switch`."""
 
 from typing import Any
 
@@ -25,10 +22,9 @@ def symexp(x: Tensor) -> Tensor:
 
 
 def add_activation_log(root_key: str, activation: Tensor, log_dict: dict[str, Any] | None = None) -> None:
-    """Notes the maximum, minimum, standard deviation and mean of `activation` under "activation-{root_key}-".
+    """Logs the maximum, minimum, standard deviation and mean of `activation` as "activation-{root_key}-max" etc.
 
-    The numbers stay tensors on their device, so that logging does not wait for it. Without a `log_dict`
-    nothing happens.
+    Values stay tensors on their device, so that logging does not synchronise. Does nothing if `log_dict` is None.
     """
     if log_dict is None or activation.numel() == 0:
         return

@@ -1,7 +1,8 @@
 """Actor and critic heads.
 
-`base` holds what all heads share, `actor` the actors, `critic` the ensemble of critics on its layers in
-`ensemble`, `two_hot` the critics that classify returns, and `popart` the normalisation of values.
+`base` holds the base classes, `actor` the actors, `critic` the regressing critics, `two_hot` the classifying
+critics,
+`ensemble` the layers of both, and `popart` the normalisation of values.
 """
 
 from amago.nets.actor_critic.actor import Actor, ResidualActor

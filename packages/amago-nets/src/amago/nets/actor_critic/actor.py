@@ -1,4 +1,4 @@
-"""The actors: a plain MLP, and a deeper residual network for large models.
+"""Actor heads: an MLP, and a residual network for large models.
 
 Shapes: B batch, L timesteps, G discounts, P parameters of the action distribution.
 """
@@ -26,7 +26,7 @@ class Actor(BaseActorHead):
     Args:
         state_dim: width of the state vector.
         action_dim: width of the action representation.
-        discrete: whether an action is one choice among `action_dim`.
+        discrete: whether an action is a single choice among `action_dim`.
         gammas: the G discounts.
         n_layers: number of hidden layers.
         d_hidden: width of a hidden layer.
@@ -81,7 +81,7 @@ class Actor(BaseActorHead):
 class ResidualBlock(nn.Sequential):
     """x + norm(linear(dropout(activation(norm(linear(x)))))).
 
-    A Sequential for its parameter names only: 0 and 3 are the linear layers, 1 and 4 the norms.
+    A Sequential only for the parameter names of saved policies: 0 and 3 are linear layers, 1 and 4 norms.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ResidualActor(BaseActorHead):
     Args:
         state_dim: width of the state vector.
         action_dim: width of the action representation.
-        discrete: whether an action is one choice among `action_dim`.
+        discrete: whether an action is a single choice among `action_dim`.
         gammas: the G discounts.
         feature_dim: width of the residual stream.
         residual_ff_dim: width of the hidden layer of a block.

@@ -1,4 +1,4 @@
-"""What every actor and critic head has in common: sizes, discounts, and the way from network to distribution.
+"""Base classes of actor and critic heads.
 
 Shapes: B batch, L timesteps, G discounts, C critics, A action width, K action samples.
 """
@@ -17,7 +17,7 @@ PolicyType = Callable[..., PolicyOutput]
 
 
 def _as_gammas(gammas: Tensor | Sequence[float]) -> Tensor:
-    """Discounts as a float tensor (G,); raises ValueError if there are none."""
+    """Discounts as a float tensor (G,); ValueError if there are none."""
     tensor = torch.as_tensor(gammas, dtype=torch.float32).detach().clone()
     if tensor.dim() != 1 or not len(tensor):
         raise ValueError(f"gammas must be a non-empty list of discounts, got {gammas!r}")
@@ -33,13 +33,13 @@ class BaseActorHead(nn.Module, ABC):
     Args:
         state_dim: width of the state vector.
         action_dim: width A of the action representation.
-        discrete: whether an action is one choice among `action_dim`.
+        discrete: whether an action is a single choice among `action_dim`.
         gammas: the G discounts.
         continuous_dist_type: distribution used if not `discrete`, called with `d_action=`.
         discrete_dist_type: distribution used if `discrete`, likewise.
 
     Raises:
-        ValueError: if the distribution does not fit `discrete`, or there is no discount.
+        ValueError: if the distribution does not fit `discrete`, or `gammas` is empty.
     """
 
     gammas: Tensor
@@ -63,13 +63,13 @@ class BaseActorHead(nn.Module, ABC):
         if self.policy_dist.is_discrete != discrete:
             argument = "discrete_dist_type" if discrete else "continuous_dist_type"
             raise ValueError(
-                f"{argument}={type(self.policy_dist).__name__} cannot serve an actor with discrete={discrete}: "
+                f"{argument}={type(self.policy_dist).__name__} does not fit an actor with discrete={discrete}: "
                 f"its is_discrete is {self.policy_dist.is_discrete}"
             )
 
     @property
     def actions_differentiable(self) -> bool:
-        """Whether the policy's samples carry gradients."""
+        """Whether samples of the policy are differentiable."""
         return self.policy_dist.actions_differentiable
 
     def forward(
@@ -98,7 +98,7 @@ class BaseActorHead(nn.Module, ABC):
         """Distribution parameters (B, L, G, policy_dist.input_dimension)."""
 
     def split_gammas(self, flat: Tensor) -> Tensor:
-        """A network's output (..., G · P) as one vector per discount, (..., G, P)."""
+        """A network's output (..., G · P) split by discount, (..., G, P)."""
         return flat.reshape(*flat.shape[:-1], self.num_gammas, self.policy_dist.input_dimension)
 
 
@@ -108,12 +108,12 @@ class BaseCriticHead(nn.Module, ABC):
     Args:
         state_dim: width of the state vector.
         action_dim: width A of the action representation.
-        discrete: whether an action is one choice among `action_dim`.
+        discrete: whether an action is a single choice among `action_dim`.
         gammas: the G discounts.
         num_critics: number C of critics.
 
     Raises:
-        ValueError: if there is no critic or no discount.
+        ValueError: if `num_critics` is below 1 or `gammas` is empty.
     """
 
     gammas: Tensor
@@ -147,4 +147,4 @@ class BaseCriticHead(nn.Module, ABC):
     def critic_network_forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None
     ) -> Any:
-        """The same as `forward`, whose work it does."""
+        """Computes `forward`."""

@@ -1,4 +1,4 @@
-"""Critics that regress returns: an ensemble over all discounts at once.
+"""`NCritics`: an ensemble of critics that regress returns, for all discounts at once.
 
 Shapes: B batch, L sequence, S state width, K action samples, C critics, G discounts, A action width.
 """
@@ -18,7 +18,7 @@ from amago.nets.utils import symlog
 
 
 def gamma_features(gammas: Tensor) -> Tensor:
-    """How critics see a discount: symlog of its horizon, symlog(1 / clamp(1 - gamma, 1e-6, 1)). (G,) -> (G, 1)."""
+    """The critics' input for discounts (G,): symlog(1 / clamp(1 - gamma, 1e-6, 1)), (G, 1)."""
     return symlog(1.0 / (1.0 - gammas).clamp(1e-6, 1.0)).unsqueeze(-1)
 
 
@@ -29,7 +29,7 @@ def gammas_as_input_seq(gammas: Tensor, batch_size: int, length: int) -> Tensor:
 
 
 def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Tensor) -> Tensor:
-    """The networks' outputs for the input [state, discount, action].
+    """Evaluates an ensemble on the input [state, discount, action].
 
     Args:
         net: of input width S + 1 + A.
@@ -41,7 +41,7 @@ def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Te
         (K, B, L, C, G, d_out).
     """
     features = gamma_features(gammas).to(action.dtype).expand(*action.shape[:-1], 1)
-    # Samples lie next to discounts, so that they share what is computed of their state.
+    # Samples next to discounts, so that the first layer projects each state once.
     others = torch.cat([features, action], dim=-1).permute(1, 2, 0, 3, 4)  # (B, L, K, G, 1 + A)
     out: Tensor = net(state[:, :, None, None], others)  # (C, B, L, K, G, d_out)
     return out.permute(3, 1, 2, 0, 4, 5)
@@ -51,13 +51,13 @@ def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Te
 class NCritics(BaseCriticHead):
     """An ensemble of state-action values for every discount.
 
-    Discrete actions: the networks see the state alone and have one output per discount and action; the value of
-    an action given as probabilities is the expectation. All other actions are part of the input.
+    With discrete actions, the networks' input is the state and they have an output per discount and action;
+    probabilities as an action give the expected value. All other actions are part of the input.
 
     Args:
         state_dim: S.
         action_dim: A.
-        discrete: whether an action is one choice, given as a one-hot vector or probabilities.
+        discrete: whether an action is a single choice, passed as a one-hot vector or probabilities.
         gammas: discounts (G,).
         num_critics: C.
         d_hidden: hidden width.
@@ -96,7 +96,7 @@ class NCritics(BaseCriticHead):
         )
 
     def all_action_values(self, state: Tensor) -> Tensor:
-        """The value of every discrete action: (B, L, S) -> (B, L, C, G, A)."""
+        """Values of all discrete actions: (B, L, S) -> (B, L, C, G, A)."""
         values: Tensor = self.net(state).unflatten(-1, (self.num_gammas, self.action_dim))
         return values.permute(1, 2, 0, 3, 4)
 

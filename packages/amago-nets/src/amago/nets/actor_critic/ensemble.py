@@ -1,7 +1,7 @@
-"""An ensemble of small networks of the same input.
+"""Ensembles of MLPs on the same input.
 
-On a CPU the networks run one after the other on blocks of rows that stay in the processor's cache, forward and
-backward; elsewhere all of them run as batched matrix products.
+On CPU the networks run one after the other on blocks of rows whose activations fit the processor's cache,
+forward and backward; on other devices all networks run as batched matrix products.
 
 Shapes: C networks, H hidden width; other leading axes are free.
 """
@@ -20,12 +20,12 @@ from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
 from amago.nets.linear import leaky_slope
 
-# Activations of so many rows and 256 features are 2 MB, about what one core's cache holds.
-_ROWS_OF_A_BLOCK = 2048
+# 2048 rows of 256 float32 features are 2 MB, about the size of one core's cache.
+_ROWS_PER_BLOCK = 2048
 
 
 class EnsembleLinear(nn.Module):
-    """C linear layers side by side.
+    """C linear layers with stacked weights.
 
     Args:
         n: number of layers C.
@@ -40,33 +40,33 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(1, 1, n, d_out).uniform_(-bias_bound, bias_bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        """An input for each layer: (C, rows, d_in) -> (C, rows, d_out)."""
+        """Applies layer c to x[c]: (C, rows, d_in) -> (C, rows, d_out)."""
         return torch.baddbmm(self.bias.view(-1, 1, self.bias.shape[-1]), x, self.weight)
 
     def single_layers(self) -> list[tuple[Tensor, Tensor]]:
-        """The layers one by one: weights (d_out, d_in) and biases (d_out,).
+        """Weight (d_out, d_in) and bias (d_out,) of each layer.
 
-        Under autocast they come in its dtype: left to it, every use of a layer would convert them anew.
+        Converted to the autocast dtype once; autocast itself would convert them at every use.
         """
         weights: Tensor = self.weight  # (C, d_in, d_out)
         biases: Tensor = self.bias
         if torch.is_autocast_enabled(weights.device.type):
             dtype = torch.get_autocast_dtype(weights.device.type)
             weights, biases = weights.to(dtype), biases.to(dtype)
-        turned = weights.transpose(1, 2).contiguous()  # once, and not by every product
-        return list(zip(turned.unbind(0), biases.view(biases.shape[-2:]).unbind(0), strict=True))
+        transposed = weights.transpose(1, 2).contiguous()  # once instead of in every product
+        return list(zip(transposed.unbind(0), biases.view(biases.shape[-2:]).unbind(0), strict=True))
 
 
 class EnsembleMLP(nn.Module):
-    """C multi-layer perceptrons of the same input.
+    """C multi-layer perceptrons on the same input.
 
-    The input may come in pieces that broadcast against each other, such as states (n, 1, S) and actions
-    (n, G, A). The first layer is linear, so each piece is projected before it is repeated: exact, and the work
-    on a state is done once and not once for every action that goes with it. Pieces with few rows come first.
+    The input may be passed as several tensors that broadcast against each other, such as states (n, 1, S) and
+    actions (n, G, A), instead of their concatenation. As the first layer is linear, each is projected before it is
+    broadcast, so that a state is projected once and not once per action. Tensors with fewer rows come first.
 
     Args:
         n: number of networks C.
-        d_in: input width, of all pieces together.
+        d_in: total input width.
         d_hidden: hidden width H.
         n_layers: number of hidden layers, at least 1.
         d_out: output width.
@@ -93,46 +93,49 @@ class EnsembleMLP(nn.Module):
         self.dropout = Dropout(dropout_p)
         self.activation = activation_switch(activation)
 
-    def forward(self, *pieces: Tensor) -> Tensor:
-        """Pieces of the input (..., d_1), (..., d_2), ... that together are d_in wide -> (C, ..., d_out)."""
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Inputs (..., d_1), (..., d_2), ... of total width d_in -> (C, ..., d_out)."""
         width = self.inp_layer.weight.shape[1]
-        if sum(piece.shape[-1] for piece in pieces) != width:
-            widths = [piece.shape[-1] for piece in pieces]
-            raise ValueError(f"the pieces of the input must be {width} wide together, got {widths}")
-        if pieces[0].device.type == "cpu" and not torch.compiler.is_compiling():
-            return self._one_by_one(pieces)
-        return self._all_at_once(pieces)
+        if sum(x.shape[-1] for x in inputs) != width:
+            widths = [x.shape[-1] for x in inputs]
+            raise ValueError(f"inputs must have a total width of {width}, got {widths}")
+        if inputs[0].device.type == "cpu" and not torch.compiler.is_compiling():
+            return self._one_by_one(inputs)
+        return self._all_at_once(inputs)
 
-    def _one_by_one(self, pieces: Sequence[Tensor]) -> Tensor:
-        lead = torch.broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
-        blocks = list(_row_blocks(pieces, lead))
+    def _one_by_one(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Runs the networks one after the other on blocks of rows."""
+        lead = torch.broadcast_shapes(*(x.shape[:-1] for x in inputs))
+        blocks = list(_row_blocks(inputs, lead))
         layers = (self.inp_layer, *self.core_layers, self.output_layer)
         outs = []
         for first, *others in zip(*(layer.single_layers() for layer in layers), strict=True):
-            first_parts = first[0].split([piece.shape[-1] for piece in pieces], dim=1), first[1]
-            outs += [self._network(block, *first_parts, others).flatten(0, -2) for block in blocks]
+            weight, bias = first
+            first_weights = weight.split([x.shape[-1] for x in inputs], dim=1)
+            outs += [self._network(block, first_weights, bias, others).flatten(0, -2) for block in blocks]
         return torch.cat(outs).view(self.inp_layer.weight.shape[0], *lead, self.output_layer.weight.shape[2])
 
     def _network(
         self,
-        pieces: Sequence[Tensor],
-        shares: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        first_weights: Sequence[Tensor],
         bias: Tensor,
         layers: Sequence[tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """One network on one block of rows, (..., d_out).
+        """Runs one network on one block of rows, (..., d_out).
 
         Args:
-            pieces: of the input, (..., d_i).
-            shares: of the first layer's weight, (H, d_i).
+            inputs: (..., d_i).
+            first_weights: columns of the first layer's weight for each input, (H, d_i).
             bias: of the first layer, (H,).
-            layers: weight and bias of the others.
+            layers: weights and biases of the other layers.
         """
-        hidden = kernels.linear(pieces[0], shares[0], bias)  # the bias costs least where there are few rows
-        for piece, share in zip(pieces[1:], shares[1:], strict=True):
-            hidden = hidden + kernels.linear(piece, share)
+        # The bias is added to the input with the fewest rows.
+        hidden = kernels.linear(inputs[0], first_weights[0], bias)
+        for x, weight in zip(inputs[1:], first_weights[1:], strict=True):
+            hidden = hidden + kernels.linear(x, weight)
         slope = leaky_slope(self.activation)
-        if slope is not None and len(pieces) > 1:  # a sum that nobody else needs
+        if slope is not None and len(inputs) > 1:  # the sum is not needed for the backward pass
             hidden = F.leaky_relu(hidden, slope, inplace=True)
         else:
             hidden = self.activation(hidden)
@@ -142,36 +145,37 @@ class EnsembleMLP(nn.Module):
             hidden = hidden if slope is not None else self.activation(hidden)
         return kernels.linear(self.dropout(hidden), *last)
 
-    def _all_at_once(self, pieces: Sequence[Tensor]) -> Tensor:
+    def _all_at_once(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Runs all networks as batched matrix products."""
         n_networks, _, width = self.inp_layer.weight.shape
-        lead = torch.broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
-        shares = self.inp_layer.weight.split([piece.shape[-1] for piece in pieces], dim=1)
+        lead = torch.broadcast_shapes(*(x.shape[:-1] for x in inputs))
+        weights = self.inp_layer.weight.split([x.shape[-1] for x in inputs], dim=1)
         hidden = self.inp_layer.bias.view(n_networks, *(1 for _ in lead), width)
-        for piece, share in zip(pieces, shares, strict=True):
-            projected = torch.matmul(piece.flatten(0, -2), share)  # (C, rows of the piece, H)
-            missing = (1,) * (len(lead) + 1 - piece.dim())
-            hidden = hidden + projected.view(n_networks, *missing, *piece.shape[:-1], width)
+        for x, weight in zip(inputs, weights, strict=True):
+            projected = torch.matmul(x.flatten(0, -2), weight)  # (C, input rows, H)
+            missing = (1,) * (len(lead) + 1 - x.dim())
+            hidden = hidden + projected.view(n_networks, *missing, *x.shape[:-1], width)
         hidden = hidden.flatten(1, -2)  # (C, rows, H)
         for layer in (*self.core_layers, self.output_layer):
             hidden = layer(self.dropout(self.activation(hidden)))
         return hidden.view(n_networks, *lead, -1)
 
 
-def _row_blocks(pieces: Sequence[Tensor], lead: Sequence[int]) -> Iterator[Sequence[Tensor]]:
-    """The pieces (..., d_i), which broadcast to (*lead, ·), cut into blocks of rows in order."""
+def _row_blocks(inputs: Sequence[Tensor], lead: Sequence[int]) -> Iterator[Sequence[Tensor]]:
+    """Splits inputs (..., d_i), which broadcast to (*lead, ·), into blocks of rows, in order."""
     rows = math.prod(lead)
-    if rows <= _ROWS_OF_A_BLOCK:
-        yield pieces
+    if rows <= _ROWS_PER_BLOCK:
+        yield inputs
         return
     axis = next(i for i, size in enumerate(lead) if size > 1)
-    length = max(1, _ROWS_OF_A_BLOCK * lead[axis] // rows)
+    length = max(1, _ROWS_PER_BLOCK * lead[axis] // rows)
     starts = range(0, lead[axis], length)
-    # Splitting, unlike slicing, puts the gradients of all blocks together in one pass.
+    # The backward of split, unlike that of slicing, concatenates the gradients of all blocks in one pass.
     columns = []
-    for piece in pieces:
-        own = axis - len(lead) - 1 + piece.dim()
-        whole = own < 0 or piece.shape[own] == 1
-        columns.append([piece] * len(starts) if whole else piece.split(length, dim=own))
+    for x in inputs:
+        dim = axis - len(lead) - 1 + x.dim()  # the axis of x that is broadcast to `axis`
+        shared = dim < 0 or x.shape[dim] == 1
+        columns.append([x] * len(starts) if shared else x.split(length, dim=dim))
     for start, *block in zip(starts, *columns, strict=True):
         size = min(length, lead[axis] - start)
         yield from _row_blocks(block, (*lead[:axis], size, *lead[axis + 1 :]))

@@ -1,4 +1,4 @@
-"""PopArt: critic targets are normalised by running statistics while the outputs keep their meaning.
+"""PopArt: normalisation of critic targets by running statistics that preserves the critics' outputs.
 
 Shapes: B batch, L sequence, C critics, G discounts.
 """
@@ -17,17 +17,16 @@ from amago.nets.precision import at_least_float32
 
 @gin.configurable(module="amago.nets.actor_critic", denylist=["enabled"])
 class PopArtLayer(nn.Module):
-    """An affine map per discount that follows the statistics of the targets (van Hasselt et al. 2016, sec. 2).
+    """An affine map per discount that tracks the statistics of the targets (van Hasselt et al. 2016, sec. 2).
 
-    `forward` turns a critic's raw output x into the normalised prediction w x + b. When the statistics move,
-    w and b move against them, so that sigma (w x + b) + mu stays what it was.
+    `forward` maps a critic's raw output x to the normalised prediction w x + b. When the statistics change, w
+    and b are adjusted so that sigma (w x + b) + mu is preserved.
 
     Args:
         gammas: the discounts, or their number G.
-        beta: step size of the running mean and second moment. The first steps are larger, so that the start is
-            forgotten.
-        init_nu: second moment to start from, in squared returns.
-        enabled: False makes every method the identity; the buffers exist all the same.
+        beta: step size of the running mean and second moment, with bias correction.
+        init_nu: initial second moment, in squared returns.
+        enabled: if False, every method is the identity (the buffers still exist).
     """
 
     mu: Tensor
@@ -57,7 +56,7 @@ class PopArtLayer(nn.Module):
 
     @property
     def sigma(self) -> Tensor:
-        """Standard deviation of the targets, (G, 1), kept within [1e-4, 1e6]."""
+        """Standard deviation of the targets, (G, 1), clamped to [1e-4, 1e6]."""
         return (self.nu - self.mu**2).clamp(min=0.0).sqrt().clamp(1e-4, 1e6)
 
     def normalize_values(self, val: Tensor) -> Tensor:
@@ -74,11 +73,10 @@ class PopArtLayer(nn.Module):
 
     @torch.no_grad()
     def update_stats(self, val: Tensor, mask: Tensor) -> None:
-        """Moves the statistics towards those of `val` (..., G, 1) where `mask` (broadcastable) is true.
+        """Updates the statistics with `val` (..., G, 1) where `mask` (broadcastable) is True.
 
-        Values that are not finite, or whose squares are not, do not count. A discount without a single value,
-        or whose statistics would overflow, stays as it is. Under data parallelism the statistics are those of
-        the whole batch.
+        Values that are not finite, or whose squares are not, are skipped. The statistics of a discount without any
+        value, or that would overflow, are kept. In data-parallel runs the statistics are those of the whole batch.
         """
         if not self.enabled:
             return
@@ -95,7 +93,7 @@ class PopArtLayer(nn.Module):
         step = self.beta / (1.0 - (1.0 - self.beta) ** t)
         mu = (1.0 - step) * self.mu + step * total / n
         nu = (1.0 - step) * self.nu + step * squares / n
-        usable = (count > 0) & mu.isfinite() & nu.isfinite()  # (G, 1), decided on the device
+        usable = (count > 0) & mu.isfinite() & nu.isfinite()  # (G, 1); no synchronisation
         old_sigma, old_mu = self.sigma, self.mu.clone()
         self.mu.copy_(torch.where(usable, mu, self.mu))
         self.nu.copy_(torch.where(usable, nu, self.nu))

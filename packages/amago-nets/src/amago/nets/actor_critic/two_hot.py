@@ -1,4 +1,4 @@
-"""Critics that classify returns: an ensemble over all discounts whose outputs are distributions over bins.
+"""`NCriticsTwoHot`: an ensemble of critics that classify returns into bins, for all discounts at once.
 
 Shapes: B batch, L sequence, S state width, K action samples, C critics, G discounts, A action width, n bins.
 """
@@ -22,18 +22,18 @@ from amago.nets.actor_critic.ensemble import EnsembleMLP
 from amago.nets.precision import at_least_float32
 
 DEFAULT_RETURN_LIMIT = 100_000.0
-_INIT_WIDTH = 4.0  # bins; standard deviation of what a critic with an `init_value` predicts at first
+_INIT_WIDTH = 4.0  # standard deviation, in bins, of the initial prediction of a critic with an `init_value`
 
 
 class BinDist:
-    """A categorical distribution over bins that does no work before it is asked for.
+    """A categorical distribution over bins, evaluated lazily.
 
-    Losses and values need the raw logits alone. Normalised `logits`, `probs`, `sample`, `log_prob` and `entropy`
-    are those of `torch.distributions.Categorical`, computed at each use.
+    Losses and values need the raw logits only. Normalised `logits`, `probs`, `sample`, `log_prob` and
+    `entropy` are those of `torch.distributions.Categorical`, computed at each use.
 
     Args:
         raw_logits: unnormalised log-probabilities (..., n).
-        bins: what the classes stand for.
+        bins: the returns that the classes represent.
     """
 
     def __init__(self, raw_logits: Tensor, bins: Bins) -> None:
@@ -42,7 +42,7 @@ class BinDist:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """(...), (K, B, L, C, G) where critics made it."""
+        """(...), which is (K, B, L, C, G) for the output of critics."""
         return self.raw_logits.shape[:-1]
 
     @property
@@ -57,7 +57,7 @@ class BinDist:
 
     @property
     def categorical(self) -> Categorical:
-        """The same distribution as torch has it."""
+        """The equivalent `torch.distributions.Categorical`."""
         return Categorical(logits=self.raw_logits)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -81,33 +81,32 @@ class BinDist:
 
 @gin.configurable(module="amago.nets.actor_critic")
 class NCriticsTwoHot(BaseCriticHead):
-    """An ensemble of state-action values that are learned by classification (Farebrother et al. 2024).
+    """An ensemble of state-action values trained by classification (Farebrother et al. 2024).
 
-    State, discount and action are the input, whatever the action space: discrete actions come as one-hot vectors.
-    The output is a distribution over bins of returns.
+    The input is state, discount and action, with discrete actions as one-hot vectors; the output is a distribution
+    over bins of returns.
 
     Args:
         state_dim: S.
         action_dim: A.
         gammas: discounts (G,).
-        discrete: whether an action is one choice, given as a one-hot vector.
+        discrete: whether an action is a single choice, passed as a one-hot vector.
         num_critics: C.
         d_hidden: hidden width.
         n_layers: number of hidden layers.
         dropout_p: dropout after each hidden activation.
         activation: of the hidden layers.
-        min_return: the smallest return that can be told apart, in returns that are already multiplied by the
-            agent's `reward_multiplier`; -100,000 by default.
-        max_return: the largest one; 100,000 by default.
+        min_return: the lowest bin, in returns times the agent's `reward_multiplier`; -100,000 by default.
+        max_return: the highest bin; 100,000 by default.
         output_bins: number n of bins.
-        use_symlog: space the bins evenly in symlog(return), so that small returns are told apart finely.
+        use_symlog: space the bins evenly in symlog(return), for a high resolution of small returns.
         label_type: "twohot" or "hlgauss", see `amago.kernels`.
         sigma: width of "hlgauss" labels in bins.
-        init_value: the return that a new critic predicts. It sets only the bias of the output.
+        init_value: the initial prediction; sets only the bias of the output layer.
 
     Raises:
-        ValueError: for an empty support, an `init_value` outside of it, an unknown `label_type`, or a `sigma` that
-            is not positive.
+        ValueError: if the support is empty, `init_value` lies outside it, `label_type` is unknown, or `sigma` is
+            not positive.
     """
 
     def __init__(
@@ -153,19 +152,19 @@ class NCriticsTwoHot(BaseCriticHead):
             activation=activation,
         )
         if init_value is not None:
-            self._start_from(init_value)
+            self._set_initial_value(init_value)
 
-    def _start_from(self, init_value: float) -> None:
-        """Sets the output's bias to a normal distribution of 4 bins' width around `init_value`."""
+    def _set_initial_value(self, init_value: float) -> None:
+        """Sets the output bias to the log-density of a normal distribution around `init_value`."""
         bins = self.bins
         if not bins.low <= init_value <= bins.high:
             raise ValueError(
                 f"init_value must lie between min_return={bins.low} and max_return={bins.high}, got {init_value}"
             )
-        places = torch.arange(bins.n, dtype=torch.float64)
+        positions = torch.arange(bins.n, dtype=torch.float64)
         centre = bins.position(torch.tensor(init_value, dtype=torch.float64))
         with torch.no_grad():
-            self.net.output_layer.bias.copy_(-((places - centre) ** 2) / (2.0 * _INIT_WIDTH**2))
+            self.net.output_layer.bias.copy_(-((positions - centre) ** 2) / (2.0 * _INIT_WIDTH**2))
 
     def critic_network_forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None
@@ -175,16 +174,16 @@ class NCriticsTwoHot(BaseCriticHead):
         return BinDist(logits, self.bins)  # (K, B, L, C, G, n)
 
     def bin_dist_to_raw_vals(self, bin_dist: Any) -> Tensor:
-        """The expected return of each distribution (..., n), as (..., 1), in units of `min_return`.
+        """The value of each distribution (..., n), as (..., 1), in units of `min_return`.
 
-        The expectation is that of the bins in their own space, symlog by default, mapped back to a return.
+        The expectation is taken in the space of the bins, symlog by default, and mapped back to a return.
         """
         return two_hot_mean(_raw_logits(bin_dist), self.bins).unsqueeze(-1)
 
     def raw_vals_to_labels(self, raw_td_target: Tensor) -> Tensor:
-        """The labels that the critics learn for returns (..., 1), dense: (..., n).
+        """Dense labels of returns: (..., 1) -> (..., n).
 
-        Training does not build them, see `cross_entropy`; a subclass that overrides this method is followed.
+        Training does not build them, see `cross_entropy`, unless a subclass overrides this method.
         """
         target = at_least_float32(raw_td_target.squeeze(-1))
         if self.label_type == "hlgauss":
@@ -194,7 +193,7 @@ class NCriticsTwoHot(BaseCriticHead):
     def cross_entropy(self, bin_dist: Any, raw_td_target: Tensor) -> Tensor:
         """The loss of each distribution (..., C, G, n) against returns (..., 1, G, 1): (..., C, G, 1), in nats.
 
-        Targets beyond the support count as its ends, NaN gives NaN, and no gradient flows into them.
+        Targets are clamped to the support and carry no gradient; NaN gives NaN.
         """
         if type(self).raw_vals_to_labels is not NCriticsTwoHot.raw_vals_to_labels:
             return labelled_cross_entropy(bin_dist, self.raw_vals_to_labels(raw_td_target))
@@ -217,7 +216,7 @@ def _raw_logits(bin_dist: Any) -> Tensor:
 
 
 def _support(low: float | None, high: float | None, n: int, symlog: bool) -> Bins:
-    """The bins between two returns, ±100,000 where none is given."""
+    """The bins between two returns, ±100,000 by default."""
     low = -DEFAULT_RETURN_LIMIT if low is None else float(low)
     high = DEFAULT_RETURN_LIMIT if high is None else float(high)
     if not low < high:

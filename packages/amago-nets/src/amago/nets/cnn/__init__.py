@@ -1,6 +1,6 @@
-"""Convolutional networks for images, and random shifts to augment them.
+"""Convolutional networks for images, and image augmentation.
 
-`base` holds what all share, `plain` the stacks of convolutions, `impala` the residual network, `augment` the
+`base` holds the base class, `plain` the stacks of convolutions, `impala` the residual network, `augment` random
 shifts.
 """
 

@@ -1,7 +1,11 @@
-"""Random shifts of images (Yarats et al. 2021, "Mastering Visual Continuous Control: Improved Data-Augmented RL").
+"""Image augmentation by random shifts (Yarats et al. 2021, "Mastering Visual Continuous Control: Improved
+Data-Augmented RL").
 
-Shapes: N images of any leading axes; H height, W width, C channels.
+Shapes: B batch, L timesteps, N images of any leading axes; H height, W width, C channels.
 """
+
+import math
+from collections.abc import Sequence
 
 import gin
 import torch
@@ -10,7 +14,7 @@ from torch import Tensor, nn
 
 @gin.configurable(module="amago.nets.cnn")
 class DrQv2Aug(nn.Module):
-    """Shifts every image by its own whole number of pixels; the border is repeated where nothing is left.
+    """Shifts each image by its own random number of pixels; uncovered pixels repeat the border.
 
     Args:
         pad: largest shift in each direction, in pixels.
@@ -28,20 +32,65 @@ class DrQv2Aug(nn.Module):
         self.channels_first = channels_first
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (..., C, H, W) or (..., H, W, C) of any dtype to shifted ones of the same shape and dtype."""
+        """Images (..., C, H, W) or (..., H, W, C) of any dtype, shifted; same shape and dtype."""
         imgs = x.reshape(-1, *x.shape[-3:])  # (N, ...)
         if self.channels_first:
             imgs = imgs.permute(0, 2, 3, 1)
         num, height, width, _ = imgs.shape
-        rows = self._shifted_positions(num, height, x.device)  # (N, H)
-        columns = self._shifted_positions(num, width, x.device)  # (N, W)
+        rows = self._shifted_indices(num, height, x.device)  # (N, H)
+        columns = self._shifted_indices(num, width, x.device)  # (N, W)
         which = torch.arange(num, device=x.device)
         shifted = imgs[which[:, None, None], rows[:, :, None], columns[:, None, :]]  # (N, H, W, C)
         if self.channels_first:
             shifted = shifted.permute(0, 3, 1, 2)
         return shifted.reshape(x.shape)
 
-    def _shifted_positions(self, num: int, size: int, device: torch.device) -> Tensor:
-        """Where each position of an axis reads from after a random shift, int64 (num, size)."""
+    def _shifted_indices(self, num: int, size: int, device: torch.device) -> Tensor:
+        """The source index of each pixel along an axis after a random shift, int64 (num, size)."""
         shift = torch.randint(-self.pad, self.pad + 1, (num, 1), device=device)
         return (torch.arange(size, device=device) + shift).clamp(0, size - 1)
+
+
+_MAX_SHIFT = 4
+
+
+def num_clean_sequences(batch_size: int, share: float) -> int:
+    """The number of sequences that are not augmented if `share` of a batch is: rounded up, but never all."""
+    return min(math.ceil(batch_size * (1.0 - share)), batch_size - 1)
+
+
+class ShiftShareOfBatch(nn.Module):
+    """In training, shifts each image of the last sequences of a batch by up to 4 pixels.
+
+    Args:
+        img_shape: shape of a square image.
+        channels_first: whether images are (C, H, W) and not (H, W, C).
+        share: share of the batch's sequences to augment, in [0, 1], see `num_clean_sequences`.
+
+    Raises:
+        ValueError: if images are not square.
+    """
+
+    def __init__(self, img_shape: Sequence[int], channels_first: bool, share: float) -> None:
+        super().__init__()
+        height, width = img_shape[1:] if channels_first else img_shape[:2]
+        if height != width:
+            raise ValueError(
+                f"drqv2_aug needs square images, got {height} x {width} (channels_first={channels_first}); "
+                "resize them or set drqv2_aug=False"
+            )
+        self.share = share
+        self.shift = DrQv2Aug(_MAX_SHIFT, channels_first=channels_first)
+
+    def forward(self, imgs: Tensor) -> Tensor:
+        """Images (B, L, *img_shape) to images of the same shape and dtype."""
+        if not self.training or imgs.shape[0] == 0:
+            return imgs
+        clean = num_clean_sequences(imgs.shape[0], self.share)
+        return torch.cat([imgs[:clean], self.shift(imgs[clean:])])
+
+
+def check_share(aug_pct_of_batch: float) -> None:
+    """Raises ValueError unless the share lies in [0, 1]."""
+    if not 0.0 <= aug_pct_of_batch <= 1.0:
+        raise ValueError(f"aug_pct_of_batch must be a share between 0 and 1, got {aug_pct_of_batch!r}")

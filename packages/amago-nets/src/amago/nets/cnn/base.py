@@ -1,4 +1,4 @@
-"""What all convolutional networks share: image layout, scaling, and initialisation.
+"""Base class of convolutional networks: image layout, scaling and initialisation.
 
 Shapes: N images, H height, W width, C channels.
 """
@@ -33,7 +33,7 @@ class CNN(nn.Module, ABC):
 
     Args:
         img_shape: (H, W, C), or (C, H, W) if `channels_first`.
-        channels_first: how images are laid out.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
         activation: see `activation_switch`.
 
     Raises:
@@ -63,7 +63,7 @@ class CNN(nn.Module, ABC):
 
     @property
     def blank_img(self) -> Tensor:
-        """A black image as (1, 1, *img_shape), to find out the size of the output with."""
+        """A black image (1, 1, *img_shape), for determining the width of the output."""
         device = next((p.device for p in self.parameters()), None)
         return torch.zeros((1, 1, *self.img_shape), device=device)
 
@@ -76,7 +76,7 @@ class CNN(nn.Module, ABC):
 
         Args:
             obs: pixels in [0, 255], scaled to [-1, 1) here.
-            from_float: the numbers are scaled already.
+            from_float: whether `obs` is scaled already.
             flatten: whether to flatten feature maps; else the result is (B, L, C', H', W').
 
         Raises:

@@ -48,11 +48,11 @@ class _Block(nn.Module):
 
 @gin.configurable(module="amago.nets.cnn")
 class IMPALAishCNN(CNN):
-    """Residual blocks at ever lower resolution: stronger and slower than `NatureishCNN`.
+    """Residual blocks, each at half the resolution of the one before: stronger and slower than `NatureishCNN`.
 
     Args:
         img_shape: (H, W, C), or (C, H, W) if `channels_first`.
-        channels_first: how images are laid out.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
         activation: see `activation_switch`.
         cnn_block_depths: channels of each block; every block halves the image.
         post_group_norm: group normalisation (4 groups) after each residual block.
@@ -91,7 +91,7 @@ class IMPALAishCNN(CNN):
 
 
 def _check_group_sizes(spatial_shape: tuple[int, int], depths: Sequence[int]) -> None:
-    """Raises ValueError if a group of channels would be a single number, which normalisation makes a constant."""
+    """Raises ValueError if a group of channels has a single element, which normalisation turns into a constant."""
     height, width = spatial_shape
     for depth in depths:
         height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1

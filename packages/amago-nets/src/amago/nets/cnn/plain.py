@@ -1,4 +1,4 @@
-"""Plain stacks of convolutions: for pixels, and for gridworlds.
+"""Stacks of convolutions, for pixels and for gridworlds.
 
 Shapes: N images, C channels, H height, W width.
 """
@@ -26,7 +26,7 @@ class _ConvStack(CNN):
         super().__init__(img_shape, channels_first=channels_first, activation=activation)
         if not len(channels) == len(kernels) == len(strides) > 0:
             raise ValueError(
-                "channels, kernels and strides must be of one length, "
+                "channels, kernels and strides must have equal lengths, "
                 f"got {list(channels)}, {list(kernels)} and {list(strides)}"
             )
         check_image_size(self, list(zip(kernels, strides, strict=True)), type(self).__name__)
@@ -48,7 +48,7 @@ class DrQCNN(_ConvStack):
 
     Args:
         img_shape: (H, W, C), or (C, H, W) if `channels_first`.
-        channels_first: how images are laid out.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
         activation: see `activation_switch`.
     """
 
@@ -63,11 +63,11 @@ class DrQCNN(_ConvStack):
 
 @gin.configurable(module="amago.nets.cnn")
 class GridworldCNN(_ConvStack):
-    """Small kernels for images in which every pixel is a cell.
+    """Small kernels, for images in which each pixel is a cell of a grid.
 
     Args:
         img_shape: (H, W, C), or (C, H, W) if `channels_first`.
-        channels_first: how images are laid out.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
         activation: see `activation_switch`.
         channels: output channels of each convolution.
         kernels: kernel sizes.
@@ -92,7 +92,7 @@ class NatureishCNN(_ConvStack):
 
     Args:
         img_shape: (H, W, C), or (C, H, W) if `channels_first`.
-        channels_first: how images are laid out.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
         activation: see `activation_switch`.
         channels: output channels of each convolution.
         kernels: kernel sizes.

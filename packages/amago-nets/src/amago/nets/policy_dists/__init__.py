@@ -1,7 +1,7 @@
-"""Action distributions: what an actor's output vector means.
+"""Action distributions.
 
-A `PolicyOutput` says how many numbers it needs per action vector (`input_dimension`) and turns them into a
-distribution object with the usual `torch.distributions` interface. One file per family.
+A `PolicyOutput` declares the width of its parameter vector (`input_dimension`) and turns the actor's output into a
+distribution with the interface of `torch.distributions`.
 
 | class | actions | log_prob |
 |---|---|---|
@@ -15,9 +15,9 @@ distribution object with the usual `torch.distributions` interface. One file per
 
 from amago.nets.policy_dists.base import PolicyOutput, softplus_bounded_positive, tanh_bounded_positive
 from amago.nets.policy_dists.beta import Beta
-from amago.nets.policy_dists.bits import Multibinary
 from amago.nets.policy_dists.discrete import ClippedCategorical, Discrete, DiscreteLikeContinuous
 from amago.nets.policy_dists.gaussian import GMM, TanhGaussian
+from amago.nets.policy_dists.multibinary import Multibinary
 from amago.nets.policy_dists.multidiscrete import MultiDiscrete
 
 __all__ = [

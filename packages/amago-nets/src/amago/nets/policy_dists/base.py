@@ -1,4 +1,4 @@
-"""The interface of action distributions, and the two ways to keep a parameter positive.
+"""Base class of action distributions, and activations for positive parameters.
 
 Shapes: `vec` is (..., input_dimension), usually (B, L, G, input_dimension): batch, timesteps, discounts.
 """
@@ -32,20 +32,20 @@ class PolicyOutput(ABC):
     @property
     @abstractmethod
     def actions_differentiable(self) -> bool:
-        """Whether a sample carries a gradient into the policy, as the online actor loss needs."""
+        """Whether samples are differentiable, as the online actor loss requires."""
 
     @property
     @abstractmethod
     def is_discrete(self) -> bool:
-        """Whether an action is one choice among `d_action`, so that the distribution is over indices."""
+        """Whether an action is a single choice among `d_action`, and the distribution is over indices."""
 
     @property
     @abstractmethod
     def input_dimension(self) -> int:
-        """How many numbers per action vector `forward` expects in its last axis."""
+        """Width of the parameter vector that `forward` expects."""
 
     def action_from_buffer(self, action: Tensor) -> Tensor:
-        """Recorded actions (..., A) as this distribution can judge them: clamped to [-1, 1]."""
+        """Recorded actions (..., A) as `log_prob` and the critics take them: clamped to [-1, 1]."""
         return action.clamp(-1.0, 1.0)
 
     @abstractmethod
@@ -53,7 +53,7 @@ class PolicyOutput(ABC):
         """The distribution whose parameters are `vec` (..., input_dimension); `log_dict` collects metrics."""
 
     def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> Distribution:
-        """`forward`, after a check of the width of `vec`."""
+        """`forward`; ValueError unless `vec` is `input_dimension` wide."""
         if vec.shape[-1] != self.input_dimension:
             raise ValueError(
                 f"vec must end in {self.input_dimension} numbers for {type(self).__name__}"
@@ -63,7 +63,7 @@ class PolicyOutput(ABC):
 
 
 def check_bounds(name: str, low: float, high: float | None) -> None:
-    """Raises ValueError unless 0 < low and low < high (if there is an upper bound)."""
+    """Raises ValueError unless 0 < low < high; None is no upper bound."""
     if low <= 0.0 or (high is not None and high <= low):
         raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
 
@@ -86,11 +86,11 @@ def tanh_bounded_positive(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def softplus_bounded_positive(x: Tensor, low: float, high: float | None = None) -> Tensor:
-    """Maps numbers to low + softplus(x), cut off at `high` if it is given."""
+    """Maps numbers to low + softplus(x), clamped to `high` if given."""
     positive = F.softplus(x) + low
     return positive if high is None else positive.clamp(max=high)
 
 
-# Registered from outside: gin files can name these functions, while calls in the forward pass stay plain calls.
+# External: gin files can refer to these functions, but calls in forward passes do not go through gin.
 for _function in (tanh_bounded_positive, softplus_bounded_positive):
     gin.external_configurable(_function, module="amago.nets.policy_dists")

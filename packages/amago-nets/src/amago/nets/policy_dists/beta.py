@@ -1,4 +1,4 @@
-"""Actions in [-1, 1] from beta distributions: bounded support without squashing.
+"""Beta distributions over actions in [-1, 1].
 
 Chou et al. 2017, "Improving Stochastic Policy Gradients in Continuous Control with Deep RL using the Beta
 Distribution".
@@ -67,15 +67,15 @@ class Beta(PolicyOutput):
 
     Args:
         d_action: number A of action dimensions.
-        alpha_low: lowest alpha; above 1 the density has one peak.
+        alpha_low: lowest alpha; above 1 the density is unimodal.
         alpha_high: highest alpha, None for no limit.
         beta_low: lowest beta.
         beta_high: highest beta, None for no limit.
-        std_activation: maps the network's output to the parameters, called with (x, low, high).
-        clip_actions_on_log_prob: actions are moved inside this interval before they are judged.
+        std_activation: maps network outputs to the parameters, called with (x, low, high).
+        clip_actions_on_log_prob: `log_prob` clamps actions to this interval.
 
     Raises:
-        ValueError: if a pair of bounds is out of order.
+        ValueError: if bounds are out of order.
     """
 
     def __init__(

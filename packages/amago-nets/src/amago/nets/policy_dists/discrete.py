@@ -1,12 +1,11 @@
-"""One choice among n actions: a categorical distribution kept away from certainty.
+"""Categorical distributions with clipped probabilities, for Discrete actions.
 
-A policy that is certain stops exploring, and log π of an action it excludes is -inf. Probabilities are
-therefore clipped to [clip_prob_low, clip_prob_high] and normalised. Two rules keep that harmless:
+A deterministic policy stops exploring, and log π of an action with probability 0 is -inf. Probabilities are
+therefore clipped to [clip_prob_low, clip_prob_high] and normalised:
 
-- the values are those of the clipped distribution, the gradients those of the unclipped one (straight
-  through), so that an action that fell below the floor can come back;
-- the floor shrinks where there are many actions, so that together the floors leave nearly all of the mass to
-  the action that the policy prefers.
+- values are those of the clipped distribution, gradients those of the unclipped one (straight-through), so that a
+  clipped action keeps its gradient;
+- the floor decreases with the number of actions, so that the floors of many actions take little of the mass.
 
 Shapes: N is the number of choices.
 """
@@ -27,10 +26,10 @@ _MANY_ACTIONS = 256
 
 
 def effective_floor(low: float, num_actions: int) -> float:
-    """The floor that is used for N actions: `low`, but beyond 256 actions it falls with the cube of N.
+    """The floor for N actions: `low`, but beyond 256 actions it decreases with the cube of N.
 
-    All floors together take N times as much: with the default of 0.001 a quarter of the mass at 256 actions, but
-    no more than a fiftieth at 1,000.
+    With the default of 0.001 all floors together take a quarter of the mass at 256 actions, and less than a
+    fiftieth at 1,000.
     """
     return low * min(1.0, (_MANY_ACTIONS / num_actions) ** 3)
 
@@ -41,7 +40,7 @@ def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
 
 
 def clip_probs(probs: Tensor, low: float, high: float) -> Tensor:
-    """Probabilities (..., N) clipped to [low, high] and normalised, without regard to gradients."""
+    """Probabilities (..., N) clipped to [low, high] and normalised."""
     clipped = probs.clamp(low, high)
     return clipped / clipped.sum(dim=-1, keepdim=True)
 
@@ -63,18 +62,18 @@ class ClippedCategorical(Categorical):
         softmax = torch.softmax(at_least_float32(vec), dim=-1)
         clipped = clip_probs(softmax.detach(), low, high)
         super().__init__(probs=straight_through(clipped, softmax), validate_args=False)
-        # The parameters are right by construction, or NaN, which whoever optimises must be able to count and
-        # skip. Values are still checked as torch's default has it.
+        # Parameters are valid by construction, or NaN, which the learner must be able to count and skip. Values
+        # passed to log_prob are still validated by torch's default.
         del self._validate_args
         tiny = torch.finfo(torch.float32).tiny
-        # Values as torch's Categorical has them, which lets no probability fall below the dtype's epsilon.
+        # As in torch's Categorical, no probability is below the dtype's epsilon.
         self.logits = straight_through(clamp_probs(clipped).log(), softmax.clamp_min(tiny).log())
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log π of indices, broadcast against the batch shape (...).
 
         Raises:
-            ValueError: for numbers that are no indices, such as one-hot vectors (see `DiscreteLikeContinuous`).
+            ValueError: for values that are not indices, such as one-hot vectors (see `DiscreteLikeContinuous`).
         """
         if value.is_floating_point():
             logp: Tensor = Categorical.log_prob(self, value)
@@ -92,7 +91,7 @@ class ClippedCategorical(Categorical):
 
 @gin.configurable(module="amago.nets.policy_dists")
 class Discrete(PolicyOutput):
-    """A choice among `d_action` actions; the distribution is over their indices.
+    """One choice among `d_action` actions; the distribution is over indices.
 
     Args:
         d_action: number N of actions.
@@ -115,7 +114,7 @@ class Discrete(PolicyOutput):
 
     @property
     def actions_differentiable(self) -> bool:
-        """True: expectations over all actions, or `DiscreteLikeContinuous.rsample`, carry gradients."""
+        """True: through expectations over all actions, or `DiscreteLikeContinuous.rsample`."""
         return True
 
     @property
@@ -134,10 +133,7 @@ class Discrete(PolicyOutput):
         return straight_through(clip_probs(probs, low, self.clip_prob_high), probs)
 
     def action_from_buffer(self, action: Tensor) -> Tensor:
-        """Recorded one-hot actions (..., N), softened as the policy's own probabilities are.
-
-        Critics then judge data and policy alike: no action has more than `clip_prob_high` of the mass.
-        """
+        """Recorded one-hot actions (..., N), clipped and normalised like the policy's own probabilities."""
         return self.clip_and_normalize(action.clamp(0.0, 1.0))
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ClippedCategorical:
@@ -147,7 +143,7 @@ class Discrete(PolicyOutput):
 
 
 class DiscreteLikeContinuous:
-    """Lets a categorical distribution stand where vectors are expected: actions are one-hot vectors (..., N).
+    """A categorical distribution over one-hot vectors (..., N) instead of indices.
 
     Args:
         categorical: the distribution over indices.

@@ -1,4 +1,4 @@
-"""Actions in [-1, 1] from normal distributions squashed by tanh: one normal, or a mixture of several.
+"""Normal distributions squashed by tanh, and mixtures of them, for actions in [-1, 1].
 
 The density follows from the change of variables a = tanh(u): log π(a) = log N(u) - log(1 - tanh(u)²).
 
@@ -31,7 +31,7 @@ _ATANH_LIMIT = 1.0 - 1e-6
 
 
 def log_tanh_slope(u: Tensor) -> Tensor:
-    """log(1 - tanh(u)²), written so that it does not lose precision for large |u|."""
+    """log(1 - tanh(u)²), in a form that is precise for large |u|."""
     return 2.0 * (log(2.0) - u - F.softplus(-2.0 * u))
 
 
@@ -44,7 +44,7 @@ def _gauss_hermite(nodes: int = 64) -> tuple[Tensor, Tensor]:
 
 
 class _Squashed(Distribution):
-    """tanh of a base distribution; actions are moved inside `clip` before they are judged."""
+    """tanh of a base distribution; `log_prob` clamps actions to `clip`."""
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - the name and type are torch's
 
@@ -55,7 +55,7 @@ class _Squashed(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """tanh of the base's mean: the action that is taken without sampling."""
+        """tanh of the base's mean: the deterministic action."""
         return torch.tanh(self.base.mean)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
@@ -116,12 +116,12 @@ class TanhGaussian(PolicyOutput):
         d_action: number A of action dimensions.
         std_low: lowest standard deviation before squashing.
         std_high: highest standard deviation before squashing.
-        std_activation: maps the network's output to (std_low, std_high), called with (x, low, high).
-        clip_actions_on_log_prob: actions are moved inside this interval before they are judged, because
-            the density is infinite or 0 at ±1.
+        std_activation: maps network outputs to (std_low, std_high), called with (x, low, high).
+        clip_actions_on_log_prob: `log_prob` clamps actions to this interval, as the density is infinite or 0
+            at ±1.
 
     Raises:
-        ValueError: if a pair of bounds is out of order.
+        ValueError: if bounds are out of order.
     """
 
     def __init__(
@@ -164,17 +164,17 @@ class TanhGaussian(PolicyOutput):
 
 @gin.configurable(module="amago.nets.policy_dists")
 class GMM(PolicyOutput):
-    """A squashed mixture of diagonal normals: several good actions at once, as offline data may show.
+    """A squashed mixture of diagonal normals, for multimodal policies.
 
     Args:
         d_action: number A of action dimensions.
         gmm_modes: number M of mixture components.
         std_low: lowest standard deviation before squashing.
         std_high: highest standard deviation, None for no limit.
-        std_activation: maps the network's output to a standard deviation, called with (x, low, high).
+        std_activation: maps network outputs to a standard deviation, called with (x, low, high).
 
     Raises:
-        ValueError: if there is no mode or the bounds are out of order.
+        ValueError: if `gmm_modes` is below 1 or bounds are out of order.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class GMM(PolicyOutput):
 
     @property
     def actions_differentiable(self) -> bool:
-        """False: the choice of a component carries no gradient."""
+        """False: sampling a component carries no gradient."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""Several choices at once: a product of categorical distributions over concatenated one-hot vectors.
+"""Products of categorical distributions over concatenated one-hot vectors, for MultiDiscrete actions.
 
 Shapes: K components of sizes n_1 ... n_K, A = n_1 + ... + n_K.
 """
@@ -17,7 +17,7 @@ from amago.nets.policy_dists.discrete import Discrete, DiscreteLikeContinuous
 
 
 class ProductOfCategoricals(Distribution):
-    """Independent one-hot choices side by side: a distribution over vectors (..., A).
+    """Independent one-hot choices, concatenated: a distribution over vectors (..., A).
 
     Args:
         components: one distribution per choice, over one-hot vectors (..., n_k).
@@ -34,7 +34,7 @@ class ProductOfCategoricals(Distribution):
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities of every choice, side by side (..., A)."""
+        """Probabilities of all components, concatenated (..., A)."""
         return torch.cat([component.probs for component in self.components], dim=-1)
 
     @property
@@ -44,7 +44,7 @@ class ProductOfCategoricals(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable choices as concatenated one-hots (..., A)."""
+        """The most probable choice of each component as concatenated one-hots (..., A)."""
         return torch.cat([component.mode for component in self.components], dim=-1)
 
     def entropy(self) -> Tensor:
@@ -53,8 +53,8 @@ class ProductOfCategoricals(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log π of concatenated one-hots (..., A) as (..., 1), the sum over components."""
-        parts = value.split(self.sizes, dim=-1)
-        logps = [component.log_prob(part) for component, part in zip(self.components, parts, strict=True)]
+        values = value.split(self.sizes, dim=-1)
+        logps = [component.log_prob(v) for component, v in zip(self.components, values, strict=True)]
         return torch.cat(logps, dim=-1).sum(dim=-1, keepdim=True)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
@@ -71,7 +71,7 @@ class ProductOfCategoricals(Distribution):
 class MultiDiscrete(PolicyOutput):
     """A vector of K independent choices, represented by concatenated one-hots (..., A).
 
-    An actor builds its distribution from the action's width alone, so give it the sizes beforehand:
+    Actors construct their distribution with `d_action` alone, so bind the sizes first:
 
         Actor(..., discrete=False, continuous_dist_type=MultiDiscrete.with_sizes((3, 5)))
 
@@ -96,13 +96,13 @@ class MultiDiscrete(PolicyOutput):
         self.sizes = (d_action,) if sizes is None else tuple(int(n) for n in sizes)
         if sum(self.sizes) != d_action or min(self.sizes, default=0) < 1:
             raise ValueError(f"sizes must be positive and add up to d_action={d_action}, got {sizes!r}")
-        self._parts = [
+        self.components = [
             Discrete(n, clip_prob_low=clip_prob_low, clip_prob_high=clip_prob_high) for n in self.sizes
         ]
 
     @classmethod
     def with_sizes(cls, sizes: Sequence[int]) -> Callable[..., "MultiDiscrete"]:
-        """A distribution type for actor heads: `cls` with its sizes filled in. It can be pickled."""
+        """A distribution type for actor heads: `cls` with its sizes bound. It can be pickled."""
         return partial(cls, sizes=tuple(int(n) for n in sizes))
 
     @property
@@ -126,10 +126,11 @@ class MultiDiscrete(PolicyOutput):
 
     def to_indices(self, action: Tensor) -> Tensor:
         """Concatenated one-hots (..., A) as the index of each choice, int64 (..., K)."""
-        return torch.stack([part.argmax(dim=-1) for part in action.split(self.sizes, dim=-1)], dim=-1)
+        return torch.stack([one_hot.argmax(dim=-1) for one_hot in action.split(self.sizes, dim=-1)], dim=-1)
 
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ProductOfCategoricals:
         """The distribution over concatenated one-hots for logits (..., A)."""
         logits = vec.split(self.sizes, dim=-1)
-        dists = [DiscreteLikeContinuous(part.forward(x)) for part, x in zip(self._parts, logits, strict=True)]
+        pairs = zip(self.components, logits, strict=True)
+        dists = [DiscreteLikeContinuous(component.forward(x)) for component, x in pairs]
         return ProductOfCategoricals(dists)

@@ -1,8 +1,7 @@
 """Trajectory encoders: causal sequence models from timestep vectors to state vectors.
 
-Chosen by name from a registry that user code can add to: "identity", "ff" (no memory), "rnn" (GRU),
-"transformer" and "mamba". Hidden states of all of them, and of yours, are moved, saved and restored by the
-functions of `hidden_state`, and divided among groups of rows by those of `hidden_rows`.
+Registered are "identity", "ff" (no memory), "rnn" (GRU), "transformer" and "mamba"; `register_traj_encoder` adds
+others. `base` describes the interface and the form of hidden states.
 """
 
 from amago.nets.traj_encoders.base import (
@@ -10,21 +9,10 @@ from amago.nets.traj_encoders.base import (
     get_traj_encoder_cls,
     list_registered_traj_encoders,
     register_traj_encoder,
+    reset_rows,
 )
 from amago.nets.traj_encoders.ff import FFTrajEncoder
 from amago.nets.traj_encoders.gru import GRUTrajEncoder
-from amago.nets.traj_encoders.hidden_rows import (
-    hidden_row_axes,
-    join_hidden_states,
-    split_hidden_state,
-)
-from amago.nets.traj_encoders.hidden_state import (
-    hidden_state_dict,
-    load_hidden_state,
-    map_hidden_state,
-    move_hidden_state,
-    reset_rows,
-)
 from amago.nets.traj_encoders.identity import IdentityTrajEncoder
 from amago.nets.traj_encoders.mamba import MambaHiddenState, MambaTrajEncoder
 from amago.nets.traj_encoders.transformer import TformerTrajEncoder
@@ -38,14 +26,7 @@ __all__ = [
     "TformerTrajEncoder",
     "TrajEncoder",
     "get_traj_encoder_cls",
-    "hidden_row_axes",
-    "hidden_state_dict",
-    "join_hidden_states",
     "list_registered_traj_encoders",
-    "load_hidden_state",
-    "map_hidden_state",
-    "move_hidden_state",
     "register_traj_encoder",
     "reset_rows",
-    "split_hidden_state",
 ]

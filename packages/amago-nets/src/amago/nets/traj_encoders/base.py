@@ -1,34 +1,83 @@
-"""The interface of trajectory encoders and their registry.
+"""Base class of trajectory encoders, their hidden states, and their registry.
 
-In training an encoder maps a whole sequence at once. In a rollout it is called with one timestep at a time
-and the hidden state that the last call returned; both must give the same output (up to an encoder's context
-window). `hidden_state` moves, saves and restores hidden states of any kind.
+In training, an encoder maps a whole sequence. In a rollout it is called with one timestep at a time and the hidden
+state that the last call returned. Both must give the same output (up to the encoder's context window).
+
+A hidden state is None, a tensor, or a nest of tuples, named tuples, lists and dicts of tensors. In every
+tensor the batch is on the same axis, `TrajEncoder.hidden_batch_axis`. Numbers that all rows share are allowed.
 
 Shapes: B batch, L sequence, D features.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from amago.nets.registry import Registry
-from amago.nets.traj_encoders.hidden_state import reset_rows
+
+
+def done_rows(dones: Any, num_rows: int, device: torch.device) -> Tensor:
+    """`dones`, an array, tensor or list of one bool per row, as a bool tensor (B,) on `device`.
+
+    Raises:
+        ValueError: for another number of rows.
+    """
+    rows = torch.as_tensor(dones, dtype=torch.bool, device=device).reshape(-1)
+    if len(rows) != num_rows:
+        raise ValueError(f"dones must hold one bool for each of {num_rows} rows, got {len(rows)}")
+    return rows
+
+
+def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
+    """A copy of a hidden state in which the rows with True in `dones` (B,) are zero in every tensor.
+
+    Args:
+        hidden_state: as the head of this file describes.
+        dones: an array, tensor or list of one bool per row.
+        batch_axis: the axis of the batch in every tensor.
+
+    Raises:
+        TypeError: if it holds an object of another class.
+        ValueError: if a tensor does not have one row for each of `dones`.
+    """
+
+    def reset(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, bool | int | float):
+            return leaf
+        if not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"a hidden state must be made of tensors, tuples, lists and dicts, got {type(leaf).__name__}"
+            )
+        if leaf.dim() <= batch_axis:
+            raise ValueError(f"a hidden state of shape {tuple(leaf.shape)} has no batch on axis {batch_axis}")
+        rows = done_rows(dones, leaf.shape[batch_axis], leaf.device)
+        return leaf.masked_fill(rows.view(-1, *(1,) * (leaf.dim() - batch_axis - 1)), 0)
+
+    return tree_map(reset, hidden_state)
 
 
 class TrajEncoder(nn.Module, ABC):
-    """A causal sequence model. Subclasses override `forward` and `emb_dim`, and the hidden-state methods if
-    their memory does not begin as None or is not simply zeroed.
+    """A causal sequence model.
+
+    Subclasses override `forward` and `emb_dim`; `init_hidden_state` if the initial hidden state is not None; and
+    `reset_hidden_state` if episodes do not begin with zeros.
 
     Args:
-        tstep_dim: width of the timestep vectors that come in.
-        max_seq_len: longest sequence in training, and the context window in rollouts where there is one.
+        tstep_dim: width of the input timestep vectors.
+        max_seq_len: longest sequence in training; the context window of encoders that have one.
+
+    Attributes:
+        hidden_batch_axis: the axis of the batch in every tensor of the hidden state.
 
     Raises:
         ValueError: if either is not positive.
     """
+
+    hidden_batch_axis: ClassVar[int] = 0
 
     def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
         super().__init__()
@@ -45,22 +94,25 @@ class TrajEncoder(nn.Module, ABC):
         """Width of the output."""
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
-        """The hidden state at the start of `batch_size` episodes; None if a call without one is the start."""
+        """The hidden state at the start of `batch_size` episodes; None if `forward` starts without one."""
         return None
 
     def reset_hidden_state(self, hidden_state: Any, dones: Any) -> Any:
         """The hidden state after the rows with True in `dones` (B,) have started a new episode.
 
-        Here they become zero in every tensor, whose first axis must be the rows. Override it if an episode
-        begins otherwise, or for another axis: `return reset_rows(hidden_state, dones, batch_dim=1)`.
+        The default sets these rows to zero in every tensor, along `hidden_batch_axis`.
 
         Raises:
+            TypeError: if the hidden state holds an object that is not a tensor, tuple, list or dict.
             ValueError: if a tensor does not have one row for each of `dones`.
         """
         try:
-            return reset_rows(hidden_state, dones)
+            return reset_rows(hidden_state, dones, self.hidden_batch_axis)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{error}; override {type(self).__name__}.reset_hidden_state") from error
+            name = type(self).__name__
+            raise type(error)(
+                f"{error}; set {name}.hidden_batch_axis or override {name}.reset_hidden_state"
+            ) from error
 
     @abstractmethod
     def forward(
@@ -75,7 +127,7 @@ class TrajEncoder(nn.Module, ABC):
         Args:
             seq: timestep vectors.
             time_idxs: index of each timestep in its episode, int64 (B, L, 1).
-            hidden_state: what the last call returned, None at the start of a sequence.
+            hidden_state: the one returned by the last call; None at the start of a sequence.
             log_dict: collects metrics if given.
         """
 

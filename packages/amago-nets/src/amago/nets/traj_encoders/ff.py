@@ -1,4 +1,4 @@
-"""A trajectory encoder without memory: the control that shows what memory is worth."""
+"""Feed-forward trajectory encoder: no memory, as a baseline."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from amago.nets.utils import add_activation_log
 @register_traj_encoder("ff")
 @gin.configurable(module="amago.nets.traj_encoders")
 class FFTrajEncoder(TrajEncoder):
-    """Residual feed-forward blocks on each timestep alone, of the size of a Transformer's.
+    """Residual feed-forward blocks on each timestep, like a Transformer without attention.
 
     Args:
         tstep_dim: width of the timestep vectors.
@@ -25,11 +25,11 @@ class FFTrajEncoder(TrajEncoder):
         d_model: width of the residual stream and of the output.
         d_ff: hidden width of a block, None for 4 times `d_model`.
         n_layers: number of blocks.
-        dropout: probability of dropping a hidden activation, and an output.
+        dropout: probability of dropping a hidden activation or an output.
         activation: see `activation_switch`.
         norm: normalisation within blocks, see `Normalization`.
         out_norm: normalisation of the output.
-        layer_type: makes the layers of a block, called with (inputs, outputs).
+        layer_type: constructor of the layers of a block, called with (inputs, outputs).
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FFTrajEncoder(TrajEncoder):
         hidden_state: Any = None,
         log_dict: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
-        """(B, L, tstep_dim) to (B, L, d_model); the hidden state is passed on unchanged."""
+        """(B, L, tstep_dim) to (B, L, d_model); the hidden state is returned unchanged."""
         x = activated(self.traj_emb, None, self.activation, seq)
         for block in self.traj_blocks:
             x = block(x)

@@ -1,6 +1,6 @@
-"""A recurrent trajectory encoder: constant cost per step, and a memory that never truncates."""
+"""Recurrent (GRU) trajectory encoder: constant cost per step, unlimited context."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 from torch import Tensor, nn
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
-from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log
 
 
@@ -17,16 +16,18 @@ from amago.nets.utils import add_activation_log
 class GRUTrajEncoder(TrajEncoder):
     """Stacked gated recurrent units (Cho et al. 2014), a linear layer and a norm.
 
-    The hidden state is (n_layers, B, d_hidden); None stands for zeros.
+    The hidden state is a tensor (n_layers, B, d_hidden); None stands for zeros.
 
     Args:
         tstep_dim: width of the timestep vectors.
-        max_seq_len: longest sequence in training; rollouts may go on for longer.
+        max_seq_len: longest sequence in training; rollouts may be longer.
         d_hidden: width of the recurrent layers.
         n_layers: number of recurrent layers.
         d_output: width of the output.
         norm: normalisation of the output, see `Normalization`.
     """
+
+    hidden_batch_axis: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -47,11 +48,6 @@ class GRUTrajEncoder(TrajEncoder):
     def emb_dim(self) -> int:
         """Width of the output, `d_output`."""
         return self.d_output
-
-    def reset_hidden_state(self, hidden_state: Tensor | None, dones: Any) -> Tensor | None:
-        """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
-        reset: Tensor | None = reset_rows(hidden_state, dones, batch_dim=1)
-        return reset
 
     def forward(
         self,

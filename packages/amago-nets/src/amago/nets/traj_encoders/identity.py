@@ -1,4 +1,4 @@
-"""The trajectory encoder that does nothing: each timestep's vector is its state."""
+"""Identity trajectory encoder: the state is the timestep vector."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 @register_traj_encoder("identity")
 @gin.configurable(module="amago.nets.traj_encoders")
 class IdentityTrajEncoder(TrajEncoder):
-    """Passes timestep vectors on unchanged: no parameters and no memory.
+    """Returns timestep vectors unchanged; no parameters, no memory.
 
     Args:
         tstep_dim: width of the timestep vectors.
@@ -30,5 +30,5 @@ class IdentityTrajEncoder(TrajEncoder):
         hidden_state: Any = None,
         log_dict: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
-        """Returns `seq` and `hidden_state` as they are."""
+        """Returns `seq` and `hidden_state` unchanged."""
         return seq, hidden_state

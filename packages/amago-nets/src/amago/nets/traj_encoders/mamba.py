@@ -1,4 +1,4 @@
-"""Mamba as a trajectory encoder: a state-space model whose steps cost the same however long the episode is.
+"""Mamba trajectory encoder: a selective state-space model with constant cost per step.
 
 Shapes: B batch, L sequence, D model width, I = expand * D inner width, N states per inner channel, K width of the
 convolution.
@@ -7,8 +7,7 @@ convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import torch
@@ -22,19 +21,17 @@ from amago.nets.normalization import Normalization
 from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
-from amago.nets.traj_encoders.hidden_state import reset_rows
 from amago.nets.utils import add_activation_log
 
 _BACKENDS = ("auto", *(implementation.backend.value for implementation in operations()["selective_scan"]))
 
 
-@dataclass(slots=True)
-class MambaHiddenState:
-    """What a Mamba remembers of its rows' episodes: all of it in a fixed size.
+class MambaHiddenState(NamedTuple):
+    """The hidden state of a Mamba, of fixed size.
 
     Args:
         conv: per layer, the last K - 1 inputs of the convolution (B, K - 1, I).
-        ssm: per layer, the states (B, I, N), in float32 whatever the precision of the rollout.
+        ssm: per layer, the states (B, I, N), in float32 also under autocast.
     """
 
     conv: tuple[Tensor, ...]
@@ -42,9 +39,10 @@ class MambaHiddenState:
 
 
 class Mamba(nn.Module):
-    """The selective state-space layer (Gu and Dao 2023, section 3.4), with the parameters of their code.
+    """The selective state-space layer (Gu and Dao 2023, section 3.4), with the parameter names of the
+    reference code.
 
-    Initialised as theirs: step sizes log-uniform in [0.001, 0.1], rates A = -(1, ..., N), D = 1.
+    Initialised as in the reference: step sizes log-uniform in [0.001, 0.1], rates A = -(1, ..., N), D = 1.
 
     Args:
         d_model: D.
@@ -75,7 +73,7 @@ class Mamba(nn.Module):
 
     @torch.no_grad()
     def _init_step_sizes(self) -> None:
-        """softplus of the bias is log-uniform in [0.001, 0.1]; the input moves it by about as much."""
+        """Initialises the step sizes: softplus of the bias is log-uniform in [0.001, 0.1]."""
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         steps = torch.empty(self.d_inner).uniform_(math.log(0.001), math.log(0.1)).exp()
         self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
@@ -83,15 +81,15 @@ class Mamba(nn.Module):
     def forward(
         self, x: Tensor, conv: Tensor | None = None, ssm: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Continues a sequence by (B, L, D).
+        """Processes the next L timesteps of a sequence.
 
         Args:
             x: (B, L, D).
-            conv: the K - 1 inputs of the convolution before (B, K - 1, I); None at the start.
-            ssm: the states before (B, I, N); None at the start.
+            conv: the previous K - 1 inputs of the convolution (B, K - 1, I); None at the start.
+            ssm: the previous states (B, I, N); None at the start.
 
         Returns:
-            The output (B, L, D) and both states after the last timestep, None for `ssm` if it came as None.
+            The output (B, L, D) and both states after the last timestep; `ssm` stays None if it was None.
         """
         inputs, gate = self.in_proj(x).chunk(2, dim=-1)  # (B, L, I) each
         if conv is None:
@@ -100,22 +98,22 @@ class Mamba(nn.Module):
         conv = inputs[:, inputs.shape[1] - (self.d_conv - 1) :]
         u = F.silu(self._convolve(inputs))  # (B, I, L)
         delta, B, C = self.x_proj(u.transpose(1, 2)).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        delta = linear(delta, self.dt_proj.weight)  # (B, L, I), its bias is added by the scan
+        delta = linear(delta, self.dt_proj.weight)  # (B, L, I); the scan adds the bias
         delta, B, C, gate = (s.transpose(1, 2) for s in (delta, B, C, gate))  # (B, ·, L) each
         y, ssm = self._scan(u, delta, B, C, gate, ssm)
         return self.out_proj(y.transpose(1, 2)), conv, ssm
 
     def initial_states(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Zeros for `conv` and `ssm` of `forward`."""
+        """Initial `conv` and `ssm` of `forward`: zeros."""
         dtype = self.in_proj.weight.dtype
         conv = torch.zeros((batch_size, self.d_conv - 1, self.d_inner), dtype=dtype, device=device)
         wide = torch.promote_types(dtype, torch.float32)
         return conv, torch.zeros((batch_size, self.d_inner, self.d_state), dtype=wide, device=device)
 
     def _convolve(self, inputs: Tensor) -> Tensor:
-        """Causal, one filter per channel: (B, K - 1 + L, I) -> (B, I, L).
+        """Causal depthwise convolution: (B, K - 1 + L, I) -> (B, I, L).
 
-        As a two-dimensional convolution it takes the channels where they lie, last in memory.
+        A two-dimensional convolution accepts channels-last memory without a copy.
         """
         image = inputs.transpose(1, 2).unsqueeze(2)  # (B, I, 1, K - 1 + L)
         out = F.conv2d(image, self.conv1d.weight.unsqueeze(2), self.conv1d.bias, groups=self.d_inner)
@@ -124,7 +122,7 @@ class Mamba(nn.Module):
     def _scan(
         self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, gate: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Outputs (B, I, L) of u (B, I, L), and the states after them if there were any before."""
+        """Scans u (B, I, L): outputs (B, I, L), and the last state if an initial one is given."""
         A = -torch.exp(at_least_float32(self.A_log))
         skip, bias = self.D, self.dt_proj.bias
         if state is None:
@@ -170,7 +168,7 @@ class MambaBlock(nn.Module):
     def forward(
         self, x: Tensor, conv: Tensor | None = None, ssm: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B, L, D) and the states before it, see `Mamba.forward`."""
+        """Applies the block to (B, L, D); states as in `Mamba.forward`."""
         out, conv, ssm = self.mamba(self.norm(x), conv, ssm)
         return x + out, conv, ssm
 
@@ -178,22 +176,21 @@ class MambaBlock(nn.Module):
 @register_traj_encoder("mamba")
 @gin.configurable(module="amago.nets.traj_encoders")
 class MambaTrajEncoder(TrajEncoder):
-    """A stack of Mamba layers (Gu and Dao 2023): trains on whole sequences at once like a Transformer, acts at a
-    constant cost per step like a recurrent network, and never truncates.
+    """A stack of Mamba layers (Gu and Dao 2023): parallel over sequences in training like a Transformer, with
+    constant cost per step and unlimited context in rollouts like a recurrent network.
 
-    It runs everywhere: by the kernels of the package mamba_ssm where that is installed and the tensors are on a
-    CUDA device, by those of `amago.kernels` otherwise, with the same parameters.
+    The scan runs on any machine; see `amago.kernels.selective_scan` for its backends.
 
     Args:
         tstep_dim: width of the timestep vectors.
-        max_seq_len: longest sequence in training; rollouts may go on for longer.
+        max_seq_len: longest sequence in training; rollouts may be longer.
         d_model: D, width of the residual stream and of the output.
         d_state: N, states per inner channel.
-        d_conv: K, timesteps that the convolution of a layer sees.
+        d_conv: K, kernel width of the convolution.
         expand: inner width of a layer in units of `d_model`.
         n_layers: number of layers.
         norm: normalisation before each layer and of the output, see `Normalization`.
-        backend: of the scan: "auto", or one of those of `amago.kernels.selective_scan` to insist on it.
+        backend: of the scan, "auto" or one of the backends of `amago.kernels.selective_scan`.
 
     Raises:
         ValueError: for a size below 1 or an unknown backend.
@@ -218,7 +215,7 @@ class MambaTrajEncoder(TrajEncoder):
                 raise ValueError(f"{name} must be at least 1, got {size!r}")
         if backend not in _BACKENDS:
             hint = did_you_mean(backend, _BACKENDS)
-            raise ValueError(f"unknown backend {backend!r}: {hint}choose from {', '.join(_BACKENDS)}")
+            raise ValueError(f"unknown backend {backend!r}. Choose from {', '.join(_BACKENDS)}.{hint}")
         self.d_model = d_model
         self.inp = Linear(tstep_dim, d_model)
         self.mambas = nn.ModuleList(
@@ -232,7 +229,7 @@ class MambaTrajEncoder(TrajEncoder):
         return self.d_model
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> MambaHiddenState:
-        """Zeros for `batch_size` episodes that begin."""
+        """Zeros for `batch_size` rows."""
         conv, ssm = [], []
         for block in self.mambas:
             assert isinstance(block, MambaBlock)
@@ -240,13 +237,6 @@ class MambaTrajEncoder(TrajEncoder):
             conv.append(before)
             ssm.append(state)
         return MambaHiddenState(tuple(conv), tuple(ssm))
-
-    def reset_hidden_state(
-        self, hidden_state: MambaHiddenState | None, dones: Any
-    ) -> MambaHiddenState | None:
-        """Zeroes the rows with True in `dones` (B,), an array, tensor or list; ValueError for another number."""
-        reset: MambaHiddenState | None = reset_rows(hidden_state, dones)
-        return reset
 
     def forward(
         self,

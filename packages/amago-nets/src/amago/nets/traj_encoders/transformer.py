@@ -1,4 +1,4 @@
-"""The Transformer as a trajectory encoder.
+"""Transformer trajectory encoder.
 
 Shapes: B batch, L sequence, W = max_seq_len.
 """
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from amago.nets import transformer
-from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
-from amago.nets.traj_encoders.hidden_state import rows_that_ended
+from amago.nets.traj_encoders.base import TrajEncoder, done_rows, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
 if TYPE_CHECKING:
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 class TformerTrajEncoder(TrajEncoder):
     """A pre-norm, decoder-only Transformer over timestep embeddings.
 
-    Nothing within its window is forgotten: it only has to learn to look up what matters now.
+    Its memory is exact within the context window of `max_seq_len` timesteps.
 
     Args:
         tstep_dim: width of a timestep's embedding.
-        max_seq_len: W, the steps that a rollout sees at most, the current one included.
+        max_seq_len: W, the context length in timesteps, the current one included.
         d_model: width of the residual stream and the output.
         n_heads: attention heads, each of width d_model / n_heads.
         d_ff: hidden width of the feed-forward networks.
@@ -42,14 +41,14 @@ class TformerTrajEncoder(TrajEncoder):
         activation: of the feed-forward networks.
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
         pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
-        causal: a timestep sees only itself and those before it; rollouts are always causal.
+        causal: mask future timesteps; rollouts are always causal.
         sigma_reparam: SigmaReparam linear layers (Zhai et al. 2023).
         normformer_norms: the additional norms of NormFormer (Shleifer et al. 2021).
         head_scaling: NormFormer's learned factor per head.
         attention_type: class of the self-attention, constructed with `causal` and `dropout`.
 
     Raises:
-        ValueError: if d_model is no multiple of n_heads.
+        ValueError: if d_model is not a multiple of n_heads.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class TformerTrajEncoder(TrajEncoder):
     def init_hidden_state(
         self, batch_size: int, device: torch.device | str
     ) -> transformer.TformerHiddenState:
-        """An empty cache for `batch_size` rows, in the dtype that attention will compute in (autocast's)."""
+        """An empty cache for `batch_size` rows, in the autocast dtype if autocast is enabled."""
         device = torch.device(device)
         dtype = self.tformer.inp.weight.dtype
         if torch.is_autocast_enabled(device.type):
@@ -138,10 +137,10 @@ class TformerTrajEncoder(TrajEncoder):
         hidden_state: transformer.TformerHiddenState | None,
         dones: Tensor | np.ndarray | Sequence[bool],
     ) -> transformer.TformerHiddenState | None:
-        """Forgets the rows whose episode ended; `dones` is one bool per row, ValueError for another number."""
+        """Empties the caches of the rows with True in `dones` (B,), in place; ValueError for another number."""
         if hidden_state is not None:
             lengths = hidden_state.seq_lens
-            hidden_state.reset(rows_that_ended(dones, len(lengths), lengths.device))
+            hidden_state.reset(done_rows(dones, len(lengths), lengths.device))
         return hidden_state
 
     def forward(

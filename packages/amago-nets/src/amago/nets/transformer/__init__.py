@@ -1,7 +1,7 @@
-"""The Transformer and its parts.
+"""The Transformer and its modules.
 
 - `model`: `Transformer`; `layers`: `TransformerLayer`, `AttentionLayer`, `SigmaReparam`.
-- `attention`, `flex_attention`: the kinds of self-attention; `cache`: the hidden state of a rollout.
+- `attention`, `flex_attention`: self-attention; `cache`: the hidden state of a rollout.
 - `positions`: fixed, learned and rotary position embeddings.
 """
 

@@ -1,8 +1,9 @@
-"""The interface of self-attention and its common kinds; all compute through `amago.kernels`.
+"""`SelfAttention`, the base class, with `VanillaAttention` and `FlashAttention`; all compute through
+`amago.kernels`.
 
-A kind takes packed queries, keys and values (B, L, 3, H, D). In a rollout L is 1 and it also takes the layer's
-ring cache: `key_cache` and `val_cache` (B, W, H, D), written in place, and `cache_seqlens` (B,), the steps that
-each row has taken; the step belongs in slot `cache_seqlens % W`.
+The input is packed queries, keys and values (B, L, 3, H, D). In a rollout L is 1 and the layer's ring cache is
+passed as well: `key_cache` and `val_cache` (B, W, H, D), written in place, and `cache_seqlens` (B,), the number of
+steps of each row. A step is written to slot `cache_seqlens % W`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class SelfAttention(nn.Module, ABC):
     """Base class of attention over packed (B, L, 3, H, D). Subclasses override `forward`.
 
     Args:
-        causal: whether a position sees only itself and those before it.
+        causal: whether future positions are masked.
         dropout: of the attention weights, in training.
     """
 
@@ -30,7 +31,7 @@ class SelfAttention(nn.Module, ABC):
 
     @property
     def dropout_now(self) -> float:
-        """The dropout that acts now."""
+        """The dropout probability: `dropout` in training, else 0."""
         return self.dropout if self.training else 0.0
 
     @abstractmethod
@@ -50,7 +51,7 @@ def ring_cache(
     """The layer's cache in a rollout, None for a whole sequence.
 
     Raises:
-        ValueError: if only some of its parts are given.
+        ValueError: if only some of the arguments are given.
     """
     if key_cache is None and val_cache is None and cache_seqlens is None:
         return None
@@ -60,10 +61,10 @@ def ring_cache(
 
 
 class VanillaAttention(SelfAttention):
-    """Attention written out in plain torch: runs everywhere, keeps the whole (L, L) matrix.
+    """Attention in plain torch, which materialises the (L, L) matrix.
 
     Args:
-        causal: whether a position sees only itself and those before it.
+        causal: whether future positions are masked.
         dropout: of the attention weights, in training.
     """
 
@@ -84,13 +85,13 @@ class VanillaAttention(SelfAttention):
 
 @gin.configurable(module="amago.nets.transformer")
 class FlashAttention(SelfAttention):
-    """Exact fused attention through the quickest kernel of the machine, on CPU and GPU.
+    """Exact fused attention, by the fastest kernel available on CPU or GPU.
 
     Args:
-        causal: whether a position sees only itself and those before it.
+        causal: whether future positions are masked.
         dropout: of the attention weights, in training.
-        window_size: (left, right) steps that a position sees before and after itself; -1 for no limit. With
-            causal attention, and in rollouts, there is nothing to the right.
+        window_size: (left, right) number of positions attended to before and after a position; -1 for no limit.
+            Right is ignored with causal attention and in rollouts.
 
     Raises:
         ValueError: unless window_size is two integers of at least -1.
@@ -104,11 +105,11 @@ class FlashAttention(SelfAttention):
         super().__init__(causal=causal or window_size[1] == 0, dropout=dropout)
         left, right = (None if side < 0 else side for side in window_size)
         self.window = left
-        self.unequal_sides = not self.causal and left != right
+        self.is_asymmetric = not self.causal and left != right
         self.right = right
 
-    def _within_sides(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Mask function of a window whose sides differ: i sees j with i - left <= j <= i + right."""
+    def _asymmetric_window(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Mask function of a window with different sides: i attends to j if i - left <= j <= i + right."""
         seen = kv_idx == kv_idx
         if self.window is not None:
             seen = seen & (q_idx - kv_idx <= self.window)
@@ -126,8 +127,8 @@ class FlashAttention(SelfAttention):
         cache = ring_cache(key_cache, val_cache, cache_seqlens)
         if cache is not None:
             return kernels.attention_step(q, k, v, cache, window=self.window)
-        if self.unequal_sides:
+        if self.is_asymmetric:
             return kernels.flex_attention(
-                q, k, v, mask_mod=self._within_sides, causal=False, dropout_p=self.dropout_now
+                q, k, v, mask_mod=self._asymmetric_window, causal=False, dropout_p=self.dropout_now
             )
         return kernels.attention(q, k, v, causal=self.causal, window=self.window, dropout_p=self.dropout_now)

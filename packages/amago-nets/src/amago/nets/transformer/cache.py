@@ -6,7 +6,7 @@ Shapes: B rows, W slots (the window), H heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ class Cache:
     """Keys or values of all layers: `cache[i]` is layer i's (B, W, H, D).
 
     Args:
-        device: where it lives.
-        dtype: of its numbers.
+        device: of the tensor.
+        dtype: of the tensor.
         layers: number of layers.
         batch_size: B.
         max_seq_len: W.
@@ -42,13 +42,6 @@ class Cache:
             (layers, batch_size, max_seq_len, n_heads, head_dim), dtype=dtype, device=device
         )
 
-    @classmethod
-    def of(cls, data: Tensor) -> Cache:
-        """A cache of numbers that are there already, (layers, B, W, H, D)."""
-        cache = cls(data.device, data.dtype, 0, *data.shape[1:])
-        cache.data = data
-        return cache
-
     def __len__(self) -> int:
         return self.data.shape[0]
 
@@ -57,7 +50,7 @@ class Cache:
 
 
 class TformerHiddenState:
-    """What a Transformer remembers of its rows' episodes in a rollout.
+    """Ring caches of all layers, and how many steps each row has written to them.
 
     Args:
         key_cache: keys of all layers.
@@ -80,23 +73,9 @@ class TformerHiddenState:
         return self.key_cache[layer], self.val_cache[layer], self.seq_lens
 
     def reset(self, idxs: Tensor | np.ndarray | Sequence[int] | Sequence[bool]) -> None:
-        """Forgets the given rows: indices, or one bool per row."""
+        """Empties the caches of the given rows: indices, or one bool per row."""
         self.seq_lens[torch.as_tensor(idxs, device=self.seq_lens.device)] = 0
 
     def update(self) -> None:
-        """Counts the step that all layers have just written."""
+        """Increments the length of every row, after all layers have written a step."""
         self.seq_lens += 1
-
-    def hidden_tensors(self) -> dict[str, Any]:
-        """All tensors by name, as `amago.nets.traj_encoders.hidden_state` moves and saves them."""
-        return {
-            "key_cache": self.key_cache.data,
-            "val_cache": self.val_cache.data,
-            "seq_lens": self.seq_lens,
-        }
-
-    def with_hidden_tensors(self, tensors: dict[str, Any]) -> TformerHiddenState:
-        """A hidden state of these tensors."""
-        return TformerHiddenState(
-            Cache.of(tensors["key_cache"]), Cache.of(tensors["val_cache"]), tensors["seq_lens"]
-        )

@@ -1,9 +1,9 @@
-"""Self-attention whose scores and visibility are functions of positions, and the kinds that are made of it.
+"""Self-attention with user-defined score and mask functions, and subclasses for sliding windows and sinks.
 
-A score function `score_mod(score, b, h, q_idx, kv_idx)` and a mask function `mask_mod(b, h, q_idx, kv_idx)` have
-torch's signatures and rules (see `amago.kernels.flex_attention`). `q_idx` and `kv_idx` count from the beginning
-of the sequence in training. In a rollout they count from the beginning of what is remembered: the first step of
-the episode, or, once the episode is longer than `max_seq_len`, the one max_seq_len - 1 steps ago.
+`score_mod(score, b, h, q_idx, kv_idx)` and `mask_mod(b, h, q_idx, kv_idx)` have the signatures and rules of
+`torch.nn.attention.flex_attention` (see `amago.kernels.flex_attention`). In training, `q_idx` and `kv_idx`
+count from the beginning of the sequence. In a rollout they count from the beginning of the context: the first
+step of the episode, or, once the episode is longer than `max_seq_len`, the step max_seq_len - 1 steps ago.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from amago.nets.transformer.attention import SelfAttention, ring_cache
 class FlexAttention(SelfAttention):
     """Attention with a score function and a mask function, in training, evaluation and rollouts.
 
-    Either a subclass passes its functions on, or gin sets them: `FlexAttention.score_mod = @my_score_mod`.
+    The functions are passed by a subclass, or set by gin: `FlexAttention.score_mod = @my_score_mod`.
 
     Args:
-        score_mod: changes the scaled product of a query and a key; None to leave it.
+        score_mod: modifies the scaled product of a query and a key; None for no change.
         mask_mod: whether a query sees a key; None for always. Once given it must go on giving the same answers.
-        causal: whether a position sees only itself and those before it, whatever `mask_mod` says.
-        dropout: of the attention weights, in training. torch's fused kernel has none, so on a GPU any dropout
-            means the written-out form, which keeps the whole (L, L) matrix.
+        causal: whether future positions are masked, in addition to `mask_mod`.
+        dropout: of the attention weights, in training. torch's fused kernel does not support it, so that on GPU
+            dropout requires the eager form, which materialises the (L, L) matrix.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class FlexAttention(SelfAttention):
 
 
 class VanillaFlexAttention(FlexAttention):
-    """FlexAttention with neither function: ordinary attention.
+    """FlexAttention without score and mask functions: ordinary attention.
 
     Args:
-        causal: whether a position sees only itself and those before it.
+        causal: whether future positions are masked.
         dropout: of the attention weights, in training.
     """
 
@@ -81,11 +81,7 @@ class VanillaFlexAttention(FlexAttention):
 
 
 def _at_least_0(name: str, value: Any) -> int:
-    """A number of steps.
-
-    Raises:
-        ValueError: if it is no integer of at least 0.
-    """
+    """`value`; ValueError unless it is a non-negative integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be an integer of at least 0 steps, got {value!r}")
     return value
@@ -93,16 +89,16 @@ def _at_least_0(name: str, value: Any) -> int:
 
 @gin.configurable(module="amago.nets.transformer")
 class SlidingWindowFlexAttention(FlexAttention):
-    """Attention to the steps nearby: position i sees j with i - j <= window_size.
+    """Sliding-window attention: position i attends to j if i - j <= window_size.
 
     Args:
-        causal: whether a position sees only itself and those before it; else the window extends both ways.
+        causal: whether future positions are masked; otherwise the window extends both ways.
         dropout: of the attention weights, in training.
-        window_size: steps back that a position sees, besides itself. There is no good default.
+        window_size: number of previous positions attended to; required.
 
     Raises:
         RuntimeError: if window_size is neither passed nor bound in gin.
-        ValueError: if it is no integer of at least 0.
+        ValueError: if window_size is not a non-negative integer.
     """
 
     def __init__(self, causal: bool = True, dropout: float = 0.0, window_size: int = gin.REQUIRED) -> None:
@@ -112,16 +108,17 @@ class SlidingWindowFlexAttention(FlexAttention):
 
 @gin.configurable(module="amago.nets.transformer")
 class ClippedSlidingSinkAttention(FlexAttention):
-    """Attention to the steps nearby and to the first ones, with bounded scores (Xiao et al. 2024 for the sinks).
+    """Sliding-window attention with attention sinks (Xiao et al. 2024) and clipped scores.
 
     Args:
-        causal: whether a position sees only itself and those before it.
+        causal: whether future positions are masked.
         dropout: of the attention weights, in training.
-        window_size: steps back that a position sees, besides itself. There is no good default.
-        logit_clip: scores, after scaling and `sink_bias`, are clamped to plus and minus this; 0 for no limit.
-        sink_size: so many first positions of the sequence are seen from everywhere; in a rollout those of what
-            is remembered.
-        sink_bias: added to the scores of those first positions.
+        window_size: number of previous positions attended to; required.
+        logit_clip: scores, after scaling and `sink_bias`, are clamped to [-logit_clip, logit_clip]; 0 for no
+        limit.
+        sink_size: number of first positions that every position attends to; in a rollout, the first positions of
+            the context.
+        sink_bias: added to the scores of the sinks.
 
     Raises:
         RuntimeError: if window_size is neither passed nor bound in gin.

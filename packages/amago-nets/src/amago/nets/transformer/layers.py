@@ -1,4 +1,4 @@
-"""The blocks of the Transformer: sigma-reparametrised linear layers, the attention layer, one whole layer.
+"""Layers of the Transformer: `SigmaReparam`, `AttentionLayer` and `TransformerLayer`.
 
 Shapes: B batch, L sequence, H heads, D head dimension.
 """
@@ -15,7 +15,6 @@ from amago.nets.activations import activation_switch
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
 from amago.nets.normalization import Normalization
-from amago.nets.optimizer_steps import OPTIMIZER_STEPS
 from amago.nets.transformer.attention import SelfAttention
 from amago.nets.transformer.positions import RotaryPosEmb
 
@@ -24,14 +23,14 @@ from amago.nets.transformer.positions import RotaryPosEmb
 class SigmaReparam(Linear):
     """A linear layer whose weight has a learned spectral norm: W * gamma / sigma(W) (Zhai et al. 2023, eq. 3).
 
-    sigma(W) = u^T W v is followed by one power iteration per training forward; its gradient flows through W
-    alone. It keeps attention from collapsing onto single positions.
+    sigma(W) = u^T W v is tracked by one power iteration per forward pass in training; its gradient flows through W
+    only. Prevents entropy collapse of attention.
 
     Args:
         d_in: input width.
         d_out: output width.
-        bias: whether there is one.
-        fast_init: start from nn.Linear's weight and random u and v, without the singular value decomposition.
+        bias: whether the layer has a bias.
+        fast_init: initialise as nn.Linear with random u and v, without a singular value decomposition.
     """
 
     u: Tensor
@@ -48,43 +47,24 @@ class SigmaReparam(Linear):
             u, v = left[:, 0].clone(), right[0].clone()
         self.register_buffer("u", u)
         self.register_buffer("v", v)
-        self._divided: Tensor | None = None
-        self._divided_from: tuple[int, ...] = ()
 
     def _power_iteration(self) -> None:
-        """Moves u and v one step towards the leading singular vectors."""
+        """One power iteration of u and v towards the leading singular vectors."""
         with torch.no_grad():
             self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
             self.v.copy_(F.normalize(self.weight.T @ self.u, dim=0))
-
-    def _reparametrised(self) -> Tensor:
-        """W * gamma / sigma(W)."""
-        sigma = torch.einsum("i,ij,j->", self.u.clone(), self.weight, self.v.clone())
-        return self.weight * (self.gamma / sigma)
-
-    def _rollout_weight(self) -> Tensor:
-        """The reparametrised weight, divided once and kept until a parameter changes."""
-        OPTIMIZER_STEPS.start()
-        parts = (self.weight, self.gamma, self.u, self.v)
-        changes = (number for part in parts for number in (part.data_ptr(), part._version))
-        versions = (OPTIMIZER_STEPS.count, *changes)
-        if self._divided is None or versions != self._divided_from:
-            self._divided = self._reparametrised().detach()
-            self._divided_from = versions
-        return self._divided
 
     def effective_weight(self) -> Tensor:
         """W * gamma / sigma(W), (d_out, d_in); in training after a power iteration."""
         if self.training:
             self._power_iteration()
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._reparametrised()
-        return self._rollout_weight()
+        sigma = torch.einsum("i,ij,j->", self.u.clone(), self.weight, self.v.clone())
+        return self.weight * (self.gamma / sigma)
 
 
 @gin.configurable(module="amago.nets.transformer")
 class AttentionLayer(nn.Module):
-    """Queries, keys and values from one projection, attention over them, and the projection back.
+    """Multi-head self-attention with a packed projection of queries, keys and values.
 
     Args:
         self_attention: the attention over packed (B, L, 3, H, D).
@@ -114,7 +94,7 @@ class AttentionLayer(nn.Module):
         self.qkv_projection = linear(d_model, 3 * d_qkv * n_heads, bias=False)
         self.dropout_qkv = Dropout(dropout_qkv)
         self.out_projection = linear(d_qkv * n_heads, d_model)
-        # Frozen at 1 without head scaling, so that the setting does not change the layout of saved weights.
+        # Without head scaling it is frozen at 1, so that the state dict has the same layout.
         self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
         self.rope = RotaryPosEmb(d_qkv) if use_rope else None
         self.n_heads = n_heads
@@ -142,8 +122,8 @@ class AttentionLayer(nn.Module):
     def _project(self, sequence: Tensor) -> Tensor:
         """Queries, keys and values, (B, L, 3, H, D).
 
-        Saved weights have the heads as the fastest axis of the projection, attention wants the features there.
-        For a sequence it is cheaper to turn the weight than all that comes of it, for a single step it is not.
+        Saved weights have heads as the last axis of the projection; attention needs features there. For a sequence
+        it is cheaper to transpose the weight than the output, for a single timestep it is not.
         """
         out: Tensor
         if sequence.shape[1] == 1:

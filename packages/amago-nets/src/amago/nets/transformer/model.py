@@ -1,4 +1,4 @@
-"""The Transformer itself: embedding, positions, layers, final norm; over sequences and step by step."""
+"""`Transformer`: input embedding, positions, layers and final norm, for sequences and rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb
 
 
 def _position_embedding(pos_emb: str, d_model: int) -> nn.Module | None:
-    """The embedding that is added to the input; None for rotary positions, which act inside the layers."""
+    """The embedding to add to the input; None for rotary positions, which the attention layers apply."""
     if pos_emb == "fixed":
         return FixedPosEmb(d_model)
     if pos_emb in ("learned", "learnable"):
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, TformerHiddenState | None]:
         """Maps (B, L, inp_dim) at positions (B, L) to (B, L, d_model).
 
-        With a hidden state the timesteps are appended to it one after the other.
+        With a hidden state, timesteps are processed one by one and appended to it.
         """
         if hidden_state is None:
             return self._run(seq, pos_idxs, None), None
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)), hidden_state
 
     def _run(self, seq: Tensor, pos_idxs: Tensor, hidden_state: TformerHiddenState | None) -> Tensor:
-        """All layers over a sequence, or over one step with caches."""
+        """Runs all layers on a sequence, or on one timestep with caches."""
         x = self.inp(seq)
         if self.position_embedding is not None:
             x = x + self.position_embedding(pos_idxs)

@@ -38,12 +38,12 @@ class FixedPosEmb(nn.Module):
 
 @gin.configurable(module="amago.nets.transformer")
 class LearnablePosEmb(nn.Module):
-    """A learned vector for every step of the episode, started from N(0, 1).
+    """A learned vector for each timestep of an episode, initialised from N(0, 1).
 
     Args:
         d_model: width of the embedding.
-        max_time_idx: number of steps that have a vector: indices 0 to max_time_idx - 1, the final observation's
-            included.
+        max_time_idx: number of embeddings, for time indices 0 to max_time_idx - 1, including the final
+        observation.
     """
 
     def __init__(self, d_model: int, max_time_idx: int = gin.REQUIRED) -> None:
@@ -55,7 +55,7 @@ class LearnablePosEmb(nn.Module):
         """(B, L) integers -> (B, L, d_model).
 
         Raises:
-            ValueError: on a CPU, if an index has no vector (on a GPU the device asserts).
+            ValueError: on CPU, if an index is too large (on GPU this is a device-side assertion).
         """
         if pos_idxs.device.type == "cpu":
             largest = int(pos_idxs.max())
@@ -69,13 +69,14 @@ class LearnablePosEmb(nn.Module):
 
 
 class RotaryPosEmb(nn.Module):
-    """Rotates pairs of query and key features by angles in proportion to the position (Su et al. 2021, eq. 34).
+    """Rotary positions: rotates pairs of query and key features by position-dependent angles (Su et al. 2021,
+    eq. 34).
 
     Feature i is paired with feature i + D/2.
 
     Args:
         head_dim: D; even.
-        base: wavelengths run from 2 pi to 2 pi * base.
+        base: wavelengths range from 2 pi to 2 pi * base.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:

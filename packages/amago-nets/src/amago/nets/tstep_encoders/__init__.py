@@ -1,7 +1,7 @@
-"""Timestep encoders: the observation, previous reward and previous action of one timestep to a vector.
+"""Timestep encoders: map the observation, previous reward and previous action of a timestep to a vector.
 
-Everything behind them is the same for all environments. Chosen by name from a registry that user code can
-add to: "ff" for arrays, "cnn" for images, "multimodal" for images, vectors and token sequences side by side.
+Registered are "ff" for arrays, "cnn" for a single image, and "multimodal" for a mixture of images, vectors and
+token sequences; `register_tstep_encoder` adds others.
 """
 
 from amago.nets.tstep_encoders.base import (

@@ -1,7 +1,6 @@
-"""The interface of timestep encoders and their registry.
+"""Base class of timestep encoders, and their registry.
 
-`rl2s` holds what meta-RL adds to an observation (Duan et al. 2016, "RL²"): the previous reward, then the
-previous action.
+`rl2s` holds the meta-RL inputs (Duan et al. 2016, "RL²"): the previous reward, then the previous action.
 
 Shapes: B batch, L timesteps, A action width.
 """
@@ -21,7 +20,7 @@ from amago.nets.specs import as_obs_spec
 
 @gin.configurable(module="amago.nets.tstep_encoders")
 class TstepEncoder(nn.Module, ABC):
-    """Maps each timestep alone to a vector. Subclasses override `inner_forward` and `emb_dim`.
+    """Maps each timestep to a vector. Subclasses override `inner_forward` and `emb_dim`.
 
     Args:
         obs_space: the space of dict observations, or a mapping of key to shape.
@@ -42,7 +41,7 @@ class TstepEncoder(nn.Module, ABC):
     def forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None) -> Tensor:
         """Encodes observations (B, L, ...) and rl2s (B, L, 1 + A) as (B, L, emb_dim).
 
-        Layers that keep statistics learn which timesteps are padding before anything is hidden.
+        The padding mask is derived before `rl2s` are hidden, for layers that keep running statistics.
         """
         mask = current_timestep_mask()
         if mask is None and self.training:

@@ -1,4 +1,4 @@
-"""The timestep encoder for observations that are one image.
+"""Timestep encoder for a single image.
 
 Shapes: B batch, L timesteps, A action width; images (H, W, C) or (C, H, W).
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, NatureishCNN
+from amago.nets.cnn.augment import ShiftShareOfBatch, check_share
 from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, as_obs_spec
-from amago.nets.tstep_encoders.augmentation import ShiftShareOfBatch, check_share
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
 from amago.nets.utils import add_activation_log, symlog
 
@@ -29,8 +29,8 @@ class CNNTstepEncoder(TstepEncoder):
     Args:
         obs_space: the space of dict observations, or a mapping of key to shape.
         rl2_space: the space of `rl2s`, or its shape (1 + A,).
-        cnn_type: the convolutional network, see `amago.nets.cnn`.
-        channels_first: whether images are (C, H, W) and not (H, W, C).
+        cnn_type: convolutional network, see `amago.nets.cnn`.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
         img_features: width of the image's features.
         rl2_features: width of the features of previous reward and action.
         d_output: width of the output.
@@ -38,13 +38,14 @@ class CNNTstepEncoder(TstepEncoder):
         activation: see `activation_switch`.
         hide_rl2s: replace previous reward and action by zeros.
         drqv2_aug: shift images at random by up to 4 pixels in training (Yarats et al. 2021, "DrQ-v2").
-        aug_pct_of_batch: share of a batch's sequences that are augmented, in [0, 1], rounded down.
+        aug_pct_of_batch: share of the batch's sequences to augment, in [0, 1], rounded down.
         obs_key: key of the image.
-        from_float: images are numbers around zero already, and not pixels in [0, 255] that are scaled to [-1, 1).
+        from_float: whether images are scaled around zero already; else they are pixels in [0, 255], scaled to
+            [-1, 1).
 
     Raises:
-        ValueError: if there is no such key, it is no image, or a share is out of range; also for augmentation
-            of an image that is not square.
+        ValueError: if `obs_key` is missing or not an image, a share is out of range, or an image to augment is not
+            square.
     """
 
     def __init__(
@@ -105,11 +106,13 @@ class CNNTstepEncoder(TstepEncoder):
 
 
 def _image_spec(obs_space: Any, obs_key: str) -> ArraySpec:
-    """What is known of the image at `obs_key`; ValueError that says what there is instead."""
+    """The spec of the image at `obs_key`; ValueError if it is missing or not an image."""
     spec = as_obs_spec(obs_space)
     if obs_key not in spec:
         hint = did_you_mean(obs_key, spec)
-        raise ValueError(f"obs_key={obs_key!r} is no observation: {hint}there are {', '.join(sorted(spec))}")
+        raise ValueError(
+            f"obs_key={obs_key!r} is not an observation key. Keys are {', '.join(sorted(spec))}.{hint}"
+        )
     if len(spec[obs_key].shape) != 3:
         raise ValueError(
             f"observation {obs_key!r} must be an image with three axes, got shape {spec[obs_key].shape}"
@@ -118,10 +121,10 @@ def _image_spec(obs_space: Any, obs_key: str) -> ArraySpec:
 
 
 def _warn_of_small_floats(img: ArraySpec, obs_key: str) -> None:
-    """A UserWarning if what is about to be scaled as pixels in [0, 255] cannot exceed 1."""
+    """Warns if an image that will be scaled as pixels in [0, 255] cannot exceed 1."""
     if not img.is_integer and img.high is not None and img.high <= 1.0:
         warnings.warn(
-            f"observation {obs_key!r} lies in [{img.low}, {img.high}], so the scaling of pixels in [0, 255] makes "
-            "its images nearly constant; set CNNTstepEncoder.from_float=True for images that are scaled already",
+            f"observation {obs_key!r} lies in [{img.low}, {img.high}]; scaling it as pixels in [0, 255] makes "
+            "images nearly constant. Set CNNTstepEncoder.from_float=True for images that are scaled already",
             stacklevel=3,
         )

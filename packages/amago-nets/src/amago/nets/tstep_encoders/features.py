@@ -1,7 +1,7 @@
-"""Encoders of one observation: an image, a vector, a sequence of tokens. `multimodal` puts them together.
+"""Encoders of a single observation, for `MultiModalTstepEncoder`: images, vectors and token sequences.
 
-Each is made from the space of its observation (or its shape, or an `ArraySpec`) alone; all else has a default that
-gin or `functools.partial` changes. The width of the result is `emb_dim`.
+Each is constructed from the space of its observation (or its shape, or an `ArraySpec`). All other arguments have
+defaults, to be set by gin or `functools.partial`. The width of the output is `emb_dim`.
 
 Shapes: B batch, L timesteps; images (H, W, C) or (C, H, W); K tokens in a sequence.
 """
@@ -15,43 +15,43 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN
+from amago.nets.cnn.augment import ShiftShareOfBatch, check_share
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
 from amago.nets.linear import Linear
 from amago.nets.specs import as_array_spec
-from amago.nets.tstep_encoders.augmentation import ShiftShareOfBatch, check_share
 from amago.nets.utils import symlog
 
 MAX_TOKENS = 2**18
-"""The largest vocabulary that is embedded: integers of a wider range are no tokens."""
+"""Largest vocabulary; integers of a wider range are not tokens."""
 
-SMALLEST_FOR_NATUREISH = 36
-"""Pixels on a side."""
+MIN_NATUREISH_SIZE = 36
+"""Smallest image side, in pixels, for `NatureishCNN`."""
 PIXEL_RANGE = (0.0, 255.0)
-# A bound of a float's largest value says as little as none.
-_WIDEST_KNOWN_RANGE = 1e6
+# Spaces often state the largest float as a bound when there is none.
+_MAX_VALUE_RANGE = 1e6
 
 
 @gin.configurable(module="amago.nets.tstep_encoders")
 class ImageFeatures(nn.Module):
     """A convolutional network and a linear layer.
 
-    Values are scaled to [-1, 1] by the space's bounds. Without bounds they are taken as pixels in [0, 255].
+    Values are scaled to [-1, 1] by the space's bounds; without bounds they are pixels in [0, 255].
 
     Args:
         space: the image's space, its shape or its `ArraySpec`.
-        cnn_type: the convolutional network, see `amago.nets.cnn`. None takes `NatureishCNN`, or `GridworldCNN` for
-            images with less than 36 pixels on a side.
-        channels_first: whether the image is (C, H, W) and not (H, W, C). None goes by the shape, see
+        cnn_type: convolutional network, see `amago.nets.cnn`. None selects `NatureishCNN`, or `GridworldCNN` if a
+            side has fewer than 36 pixels.
+        channels_first: whether the image is (C, H, W) instead of (H, W, C). None infers it from the shape, see
             `channels_come_first`.
         d_output: width of the output.
         activation: see `activation_switch`.
         drqv2_aug: shift images at random by up to 4 pixels in training (Yarats et al. 2021, "DrQ-v2").
-        aug_pct_of_batch: share of a batch's sequences that are augmented, in [0, 1], rounded down.
+        aug_pct_of_batch: share of the batch's sequences to augment, in [0, 1], rounded down.
 
     Raises:
-        ValueError: if the shape does not have three axes, the image is too small for the network, or it is not
-            square and to be augmented; also for a share out of range.
+        ValueError: if the shape does not have three axes, the image is too small for the network, an image to
+            augment is not square, or a share is out of range.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class ImageFeatures(nn.Module):
             channels_first = channels_come_first(spec.shape)
         if cnn_type is None:
             sides = spec.shape[1:] if channels_first else spec.shape[:2]
-            cnn_type = NatureishCNN if min(sides) >= SMALLEST_FOR_NATUREISH else GridworldCNN
+            cnn_type = NatureishCNN if min(sides) >= MIN_NATUREISH_SIZE else GridworldCNN
         self.emb_dim = d_output
-        self.value_range = _range_to_scale_by(spec.low, spec.high)
+        self.value_range = _value_range(spec.low, spec.high)
         self.augment = ShiftShareOfBatch(spec.shape, channels_first, aug_pct_of_batch) if drqv2_aug else None
         self.cnn = cnn_type(img_shape=spec.shape, channels_first=channels_first, activation=activation)
         with torch.no_grad():
@@ -98,7 +98,7 @@ class ImageFeatures(nn.Module):
 
 @gin.configurable(module="amago.nets.tstep_encoders")
 class VectorFeatures(nn.Module):
-    """Numbers of any shape, flattened, standardised by running statistics, and through an MLP.
+    """An MLP on an array of any shape, flattened and standardised by running statistics.
 
     Args:
         space: the array's space, its shape or its `ArraySpec`.
@@ -107,8 +107,8 @@ class VectorFeatures(nn.Module):
         d_output: width of the output.
         norm: normalisation of hidden layers, see `Normalization`.
         activation: see `activation_switch`.
-        normalize_inputs: standardise the input (statistics are kept either way).
-        symlog_inputs: take the symlog before that.
+        normalize_inputs: standardise the input (statistics are tracked either way).
+        symlog_inputs: apply symlog before that.
     """
 
     def __init__(
@@ -151,23 +151,22 @@ class VectorFeatures(nn.Module):
 
 @gin.configurable(module="amago.nets.tstep_encoders")
 class TokenFeatures(nn.Module):
-    """An embedding, a GRU (order matters in language), and attention that pools its outputs.
+    """An embedding, a GRU, and attention pooling over its outputs.
 
-    Pooling, and not the last output alone, lets a short instruction through that is followed by many fillers.
+    Pooling keeps a short instruction that is followed by much padding, which the last output would forget.
 
-    Token t has row t - low + 1 of the embedding. Row 0 stands for every value outside the space's bounds: the
-    filler of padded timesteps, and words that turn up although they should not. It starts at zero, "nothing
-    known", and is learned if training data holds such values.
+    Token t has row t - low + 1 of the embedding. Row 0 stands for every value outside the space's bounds, such as
+    the fill value of padding; it starts at zero.
 
     Args:
-        space: the sequence's space or `ArraySpec`, whose bounds are the smallest and the largest token.
+        space: the sequence's space or `ArraySpec`; its bounds are the smallest and the largest token.
         d_emb: width of a token's embedding.
         d_hidden: width of the GRU.
         d_output: width of the output.
         activation: see `activation_switch`.
 
     Raises:
-        ValueError: if the bounds are unknown or more than `MAX_TOKENS` tokens lie between them.
+        ValueError: if the space has no bounds, or more than `MAX_TOKENS` tokens lie between them.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class TokenFeatures(nn.Module):
         spec = as_array_spec(space)
         if spec.low is None or spec.high is None:
             raise ValueError(
-                "tokens need bounds, the smallest and the largest token: use a bounded space, or "
+                "tokens need bounds (the smallest and the largest token): use a bounded space, or "
                 f"ArraySpec({spec.shape}, {spec.dtype!r}, low=0, high=...)"
             )
         self.low, self.high = int(spec.low), int(spec.high)
@@ -198,7 +197,7 @@ class TokenFeatures(nn.Module):
         with torch.no_grad():
             self.embedding.weight[0].zero_()
         self.gru = nn.GRU(d_emb, d_hidden, batch_first=True)
-        self.score = Linear(d_hidden, 1, bias=False)  # softmax would cancel a bias
+        self.score = Linear(d_hidden, 1, bias=False)  # a bias would cancel in the softmax
         self.linear = Linear(d_hidden, d_output)
         self.activation = activation_switch(activation)
 
@@ -206,23 +205,23 @@ class TokenFeatures(nn.Module):
         """Tokens (B, L, K), or any shape after (B, L), to (B, L, emb_dim)."""
         leading = tokens.shape[: tokens.dim() - self.num_axes]
         rows = self.rows_of(tokens).reshape(leading.numel(), self.length)  # (B L, K)
-        # An instruction mostly stays what it is for a whole episode. To find that out would make a GPU wait.
+        # Consecutive timesteps often share an instruction: encode it once. Not on a GPU, which would synchronise.
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-            rows, which = _without_repeats(rows)
-            features = F.embedding(which, self._encode(rows))
+            rows, inverse = _unique_consecutive_rows(rows)
+            features = F.embedding(inverse, self._encode(rows))
         else:
             features = self._encode(rows)
         return features.reshape(*leading, self.emb_dim)
 
     def rows_of(self, tokens: Tensor) -> Tensor:
-        """The row of the embedding of each token, int64; 0 where a value is out of bounds."""
+        """The embedding row of each token, int64; 0 for values out of bounds."""
         if not tokens.is_floating_point():
-            tokens = tokens.long()  # small integer types would wrap around when compared with the bounds
+            tokens = tokens.long()  # small integer types would overflow in comparisons with the bounds
         known = (tokens >= self.low) & (tokens <= self.high)
         return torch.where(known, tokens, self.low - 1).long() - (self.low - 1)
 
     def _encode(self, rows: Tensor) -> Tensor:
-        """Rows of the embedding (N, K) to (N, emb_dim)."""
+        """Embedding rows (N, K) to (N, emb_dim)."""
         words, _ = self.gru(self.embedding(rows))  # (N, K, d_hidden)
         weights = self.score(words).softmax(dim=1)  # (N, K, 1)
         pooled = (weights * words).sum(dim=1)  # (N, d_hidden)
@@ -231,9 +230,8 @@ class TokenFeatures(nn.Module):
 
 
 def channels_come_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image of this shape is (C, H, W): two sides of one length tell, else the channels are fewer.
-
-    Where neither tells, the image is (H, W, C).
+    """Whether an image of this shape is (C, H, W): if two neighbouring axes are equal they are H and W;
+    otherwise the channels are the smaller outer axis, and (H, W, C) is assumed in doubt.
     """
     first, middle, last = shape
     if (first == middle) != (middle == last):
@@ -241,15 +239,15 @@ def channels_come_first(shape: tuple[int, ...]) -> bool:
     return first < last
 
 
-def _range_to_scale_by(low: float | None, high: float | None) -> tuple[float, float] | None:
-    """The bounds that map to [-1, 1]; None where values are to be scaled as pixels in [0, 255]."""
+def _value_range(low: float | None, high: float | None) -> tuple[float, float] | None:
+    """The bounds to scale to [-1, 1]; None to scale values as pixels in [0, 255]."""
     if low is None or high is None or (low, high) == PIXEL_RANGE:
         return None
-    return (low, high) if 0.0 < high - low <= _WIDEST_KNOWN_RANGE else None
+    return (low, high) if 0.0 < high - low <= _MAX_VALUE_RANGE else None
 
 
-def _without_repeats(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows (N, K) that differ from the one before them, (M, K), and which of those each row is, (N,)."""
+def _unique_consecutive_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (N, K) without consecutive repeats, (M, K), and the index of each original row among them, (N,)."""
     first = torch.ones(min(len(rows), 1), dtype=torch.bool, device=rows.device)
     new = torch.cat([first, (rows[1:] != rows[:-1]).any(dim=-1)])  # (N,)
     return rows[new], new.cumsum(0) - 1

@@ -1,4 +1,4 @@
-"""The timestep encoder for arrays: everything flattened, standardised, and through an MLP.
+"""Timestep encoder for arrays: flattened, standardised by running statistics, and through an MLP.
 
 Shapes: B batch, L timesteps, A action width, D features of all observations together.
 """
@@ -22,7 +22,7 @@ from amago.nets.utils import add_activation_log, symlog
 @register_tstep_encoder("ff")
 @gin.configurable(module="amago.nets.tstep_encoders")
 class FFTstepEncoder(TstepEncoder):
-    """Observations in alphabetical order of their keys, then `rl2s`, concatenated and through an MLP.
+    """An MLP on the concatenation of all observations, in alphabetical order of their keys, and `rl2s`.
 
     Args:
         obs_space: the space of dict observations, or a mapping of key to shape.
@@ -34,14 +34,14 @@ class FFTstepEncoder(TstepEncoder):
         out_norm: normalisation of the output.
         activation: see `activation_switch`.
         hide_rl2s: replace previous reward and action by zeros.
-        normalize_inputs: standardise the input by running statistics (kept either way).
+        normalize_inputs: standardise the input by running statistics (tracked either way).
         specify_obs_keys: use only these observations.
         auto_scale: widen hidden layers to the number of input features where that is larger than `d_hidden`.
-        symlog_inputs: take the symlog of all features, `rl2s` included, before they are standardised: for inputs
+        symlog_inputs: apply symlog to all features, `rl2s` included, before they are standardised: for inputs
             whose magnitudes differ by powers of ten.
 
     Raises:
-        ValueError: if a key of `specify_obs_keys` is not in the space, or none are left.
+        ValueError: if a key of `specify_obs_keys` is not in the space, or it is empty.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FFTstepEncoder(TstepEncoder):
     ) -> None:
         super().__init__(obs_space=obs_space, rl2_space=rl2_space, hide_rl2s=hide_rl2s)
         spec = as_obs_spec(obs_space)
-        self.obs_keys = _chosen_keys(spec, specify_obs_keys)
+        self.obs_keys = _select_keys(spec, specify_obs_keys)
         d_inp = sum(spec[key].dim for key in self.obs_keys) + rl2_dim(rl2_space)
         self.d_output = d_output
         self.symlog_inputs = symlog_inputs
@@ -98,14 +98,14 @@ class FFTstepEncoder(TstepEncoder):
         return out
 
 
-def _chosen_keys(spec: ObsSpec, wanted: Sequence[str] | None) -> list[str]:
+def _select_keys(spec: ObsSpec, wanted: Sequence[str] | None) -> list[str]:
     """The observation keys to use, in alphabetical order; ValueError for an unknown one."""
     for key in wanted or ():
         if key not in spec:
             hint = did_you_mean(key, spec)
             raise ValueError(
-                f"specify_obs_keys names {key!r}, which is no observation: {hint}"
-                f"there are {', '.join(sorted(spec))}"
+                f"specify_obs_keys holds {key!r}, which is not an observation key. "
+                f"Keys are {', '.join(sorted(spec))}.{hint}"
             )
     keys = sorted(spec if wanted is None else set(wanted))
     if not keys:

@@ -1,4 +1,4 @@
-"""The timestep encoder for observations of several kinds: images, vectors and token sequences side by side.
+"""Timestep encoder for mixed observations: images, vectors and token sequences.
 
 Shapes: B batch, L timesteps, A action width.
 """
@@ -34,20 +34,20 @@ _IGNORE = "ignore"
 @register_tstep_encoder("multimodal")
 @gin.configurable(module="amago.nets.tstep_encoders")
 class MultiModalTstepEncoder(TstepEncoder):
-    """An encoder for each observation, a linear layer on symlog(rl2s), and an MLP that merges them.
+    """An encoder per observation, a linear layer on symlog(rl2s), and an MLP on their concatenation.
 
-    The encoder of an observation goes by its space, see `kind_of`, unless `encoders` says otherwise:
+    The encoder of an observation is chosen by its space, see `kind_of`, unless `encoders` names another:
 
         encoders={
             "camera": IMPALAishCNN,                             # "image" with this network
-            "map": partial(ImageFeatures, channels_first=True), # an encoder of this module with other settings
-            "bytes": "vector",                                  # and not "tokens"
+            "map": partial(ImageFeatures, channels_first=True), # a built-in encoder with other settings
+            "bytes": "vector",                                  # instead of "tokens"
             "debug": "ignore",
-            "points": MyPointNet,                               # any callable that makes a module
+            "points": MyPointNet,                               # any callable that returns a module
         }
 
-    Callables are given the space of the observation, as it stands in `obs_space`, and return a module that maps
-    (B, L, *shape) to (B, L, features). In gin files, scopes tell apart two encoders of one kind:
+    Callables receive the observation's entry of `obs_space` and return a module that maps (B, L, *shape) to
+    (B, L, features). In gin files, scopes configure one of several encoders of a kind:
 
         MultiModalTstepEncoder.encoders = {"map": @map/ImageFeatures}
         map/ImageFeatures.channels_first = True
@@ -56,19 +56,19 @@ class MultiModalTstepEncoder(TstepEncoder):
     Args:
         obs_space: the space of dict observations, or a mapping of key to shape, `ArraySpec` or space.
         rl2_space: the space of `rl2s`, or its shape (1 + A,).
-        encoders: the encoders of some observations: "image", "vector", "tokens", "ignore", a `CNN`, or a callable.
+        encoders: encoder by observation key: "image", "vector", "tokens", "ignore", a `CNN`, or a callable.
         rl2_features: width of the features of previous reward and action.
-        n_layers: number of hidden layers of the MLP that merges.
-        d_hidden: width of each.
+        n_layers: number of hidden layers of the merging MLP.
+        d_hidden: width of a hidden layer.
         d_output: width of the output.
         out_norm: normalisation of the output, see `Normalization`.
         activation: see `activation_switch`.
         hide_rl2s: replace previous reward and action by zeros.
 
     Raises:
-        ValueError: if `encoders` names an observation or a kind that does not exist, if no encoder takes the
-            shape of an observation, or if all observations are ignored.
-        TypeError: if a choice is neither a name nor a callable, or its result is no module.
+        ValueError: if `encoders` holds an unknown key or encoder name, no encoder accepts the shape of an
+            observation, or all observations are ignored.
+        TypeError: if an encoder is neither a name nor a callable, or the callable does not return a module.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class MultiModalTstepEncoder(TstepEncoder):
             encoder = _make_encoder(key, choice, _space_of(obs_space, key))
             width += _output_width(key, encoder, spec[key])
             if _module_name(key) in self.obs_encoders:
-                raise ValueError(f"observation {key!r} is called like another one but for dots; rename it")
+                raise ValueError(
+                    f"observation {key!r} has the name of another one except for dots; rename it"
+                )
             self.obs_encoders[_module_name(key)] = encoder
         self.rl2_features = Linear(rl2_dim(rl2_space), rl2_features)
         self.merge = MLP(
@@ -126,11 +128,10 @@ class MultiModalTstepEncoder(TstepEncoder):
 
 
 def kind_of(spec: ArraySpec) -> str | None:
-    """The kind of encoder that suits an observation; None if none does.
+    """The kind of encoder for an observation; None if it has two or more than three axes.
 
-    Three axes make an "image". Nothing or one axis makes a "vector", but "tokens" if it has at least two elements
-    (a single one is a number, as a space without axes is), a dtype of integers, and bounds between which there are
-    more than two values (two make bits) and no more than `MAX_TOKENS`.
+    Arrays with three axes are an "image". Arrays with one axis, and scalars, are a "vector"; but "tokens" if they
+    have an integer dtype, at least two elements, and bounds between which lie 3 to `MAX_TOKENS` values.
     """
     if len(spec.shape) == 3:
         return "image"
@@ -142,12 +143,13 @@ def kind_of(spec: ArraySpec) -> str | None:
 
 
 def _choices(spec: ObsSpec, wanted: Mapping[str, EncoderChoice]) -> dict[str, EncoderChoice]:
-    """What makes the encoder of each observation that is used, in alphabetical order of the keys."""
+    """The chosen encoder of each observation that is not ignored, in alphabetical order of the keys."""
     for key in wanted:
         if key not in spec:
             hint = did_you_mean(key, spec)
             raise ValueError(
-                f"encoders names {key!r}, which is no observation: {hint}there are {', '.join(sorted(spec))}"
+                f"encoders holds {key!r}, which is not an observation key. "
+                f"Keys are {', '.join(sorted(spec))}.{hint}"
             )
     choices = {
         key: wanted[key] if key in wanted else _choice_by_space(key, spec[key]) for key in sorted(spec)
@@ -162,15 +164,15 @@ def _choice_by_space(key: str, spec: ArraySpec) -> str:
     kind = kind_of(spec)
     if kind is None:
         raise ValueError(
-            f"observation {key!r} has shape {spec.shape}, which no encoder takes by itself: images have three "
-            f"axes, vectors and tokens one or none. Give encoders={{{key!r}: ...}} with 'vector' to flatten it, "
+            f"observation {key!r} has shape {spec.shape}, which no default encoder accepts: images have three "
+            f"axes, vectors and tokens at most one. Pass encoders={{{key!r}: ...}} with 'vector' to flatten it, "
             "'tokens', 'ignore', or a module of your own"
         )
     return kind
 
 
 def _make_encoder(key: str, choice: Any, space: Any) -> nn.Module:
-    """The encoder of the observation `key`; its errors say which one that is."""
+    """The encoder of the observation `key`, which errors name."""
     try:
         if isinstance(choice, type) and issubclass(choice, CNN):
             encoder: Any = ImageFeatures(space, cnn_type=choice)
@@ -178,14 +180,14 @@ def _make_encoder(key: str, choice: Any, space: Any) -> nn.Module:
             if choice not in _KINDS:
                 known = [*_KINDS, _IGNORE]
                 hint = did_you_mean(choice, known)
-                raise ValueError(f"there is no encoder {choice!r}: {hint}known are {', '.join(known)}")
+                raise ValueError(f"unknown encoder {choice!r}. Choose from {', '.join(known)}.{hint}")
             encoder = _KINDS[choice](space)
         elif callable(choice):
             encoder = choice(space)
         else:
             raise TypeError(f"its encoder must be a name, a CNN or a callable, got {choice!r}")
         if not isinstance(encoder, nn.Module):
-            raise TypeError(f"{choice!r} must make a torch.nn.Module, got {encoder!r}")
+            raise TypeError(f"{choice!r} must return a torch.nn.Module, got {encoder!r}")
     except TypeError as error:
         raise TypeError(f"encoders, observation {key!r}: {error}") from error
     except ValueError as error:
@@ -194,7 +196,7 @@ def _make_encoder(key: str, choice: Any, space: Any) -> nn.Module:
 
 
 def _output_width(key: str, encoder: nn.Module, spec: ArraySpec) -> int:
-    """The width of what the encoder makes of one blank timestep; ValueError if it is no vector."""
+    """The width of the encoder's output, from a forward pass on one blank timestep; ValueError if not a vector."""
     nearest_to_zero = min(max(0.0, spec.low or 0.0), 0.0 if spec.high is None else spec.high)
     blank = torch.full((1, 1, *spec.shape), nearest_to_zero, dtype=getattr(torch, spec.dtype))
     was_training = encoder.training
@@ -205,17 +207,17 @@ def _output_width(key: str, encoder: nn.Module, spec: ArraySpec) -> int:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(
             f"encoders, observation {key!r}: {type(encoder).__name__} must map (B, L, *{spec.shape}) to "
-            f"(B, L, features), but made {got} of {tuple(blank.shape)}"
+            f"(B, L, features), but mapped {tuple(blank.shape)} to {got}"
         )
     return out.shape[-1]
 
 
 def _space_of(obs_space: Any, key: str) -> Any:
-    """What the caller passed for one observation; a space that is no mapping is that of all."""
+    """The entry of `obs_space` for one observation; a space that is not a mapping is the only observation."""
     entries = getattr(obs_space, "spaces", obs_space)
     return entries[key] if isinstance(entries, Mapping) else obs_space
 
 
 def _module_name(key: str) -> str:
-    """How the encoder of an observation is called in the state dict: never like a method, and without dots."""
+    """The submodule name of an observation's encoder; the suffix keeps it from clashing with a method."""
     return f"{key.replace('.', '/')}_encoder"

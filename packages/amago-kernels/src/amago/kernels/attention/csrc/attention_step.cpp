@@ -1,9 +1,7 @@
-// One query per row against the keys and values that a ring remembers, on the CPU: a rollout's attention.
+// One timestep of attention to a ring cache on the CPU, for rollouts.
 //
-// The cache is read where it lies, once, and only where a row has steps that it sees: scores of all these slots,
-// softmax, weighted sum of values. Threads share out the slots that there are to read, whole heads each; every
-// thread writes its own part of the new step into the cache. Memory sets the pace, so the next slots are asked for
-// while these are computed.
+// The cache is read in place, once, and only the slots that a row sees. Threads share these slots evenly, in units of
+// heads; each writes its heads of the new step into the cache before it attends to them.
 //
 // Shapes: B rows, W slots, H heads, D head dimension.
 #include <pybind11/pybind11.h>
@@ -14,17 +12,23 @@
 #include <string>
 
 #include "numbers.h"
-#include "ring.h"
+#include "ring_attention.h"
 #include "rows.h"
 
 namespace {
+
+using amago::Operand;
+
+struct Options : amago::AttentionOptions {
+    const int64_t* positions;  // null without rotary positions
+    double rotary_base;
+};
 
 struct Sizes {
     int64_t rows, slots, heads, dim;
 };
 
-// The angles by which the pairs of a head are rotated: D/2 cosines, then as many sines. They are products in A, as
-// they are where a whole sequence is rotated.
+// Rotary angles of one position: D/2 cosines, then as many sines, computed in A as for whole sequences.
 template <class A>
 class Angles {
 public:
@@ -58,54 +62,61 @@ private:
     int64_t position_ = std::numeric_limits<int64_t>::min();
 };
 
-// The numbers of a head of this step, read and written in the dtype of the caller's tensors (B, 1, H, D).
+// Reading and writing one head of this step, in the dtype of the caller's tensors (B, 1, H, D).
 template <class Q, class A>
 void read_head(const Operand& x, int64_t b, int64_t h, int64_t dim, A* head) {
     const auto* from = reinterpret_cast<const Q*>(x.first) + b * x.second[0] + h * x.second[2];
     for (int64_t j = 0; j < dim; ++j) head[j] = static_cast<A>(amago::load(from[j]));
 }
 template <class Q, class A>
-void write_head(uintptr_t out, int64_t place, int64_t dim, const A* head, A factor) {
-    auto* to = reinterpret_cast<Q*>(out) + place * dim;
-    for (int64_t j = 0; j < dim; ++j)
-        amago::store(to[j], static_cast<typename amago::Accumulate<Q>::type>(head[j] * factor));
+void write_head(uintptr_t out, int64_t index, int64_t dim, const A* head) {
+    auto* to = reinterpret_cast<Q*>(out) + index * dim;
+    for (int64_t j = 0; j < dim; ++j) amago::store(to[j], static_cast<typename amago::Accumulate<Q>::type>(head[j]));
 }
 
-// What one step is computed from and to; the reading and writing of its numbers depends on their dtype.
+// The tensors of a step; `read` and `write` convert from and to their dtype.
 template <class A>
 struct Step {
     const Operand &q, &k, &v, &keys, &values;
     const int64_t* lengths;
     uintptr_t out;
     void (*read)(const Operand&, int64_t, int64_t, int64_t, A*);
-    void (*write)(uintptr_t, int64_t, int64_t, const A*, A);
+    void (*write)(uintptr_t, int64_t, int64_t, const A*);
 };
 
-// What a thread computes with.
+template <class T>
+amago::CacheRow<T> cache_row(const Operand& cache, int64_t b) {
+    const amago::Sizes& strides = cache.second;
+    return {reinterpret_cast<T*>(cache.first) + b * strides[0], strides[1], strides[2]};
+}
+
+// Buffers of one thread.
 template <class A>
 struct Scratch {
-    std::vector<A> scores, sums, query, mixed, head;
+    amago::AttentionScratch<A> attention;
+    std::vector<A> query, mixed, head;
     Angles<A> angles;
 
     Scratch(const Sizes& sizes, const Options& options)
-        : scores(sizes.heads * sizes.slots), sums(sizes.heads), query(sizes.heads * sizes.dim),
-          mixed(sizes.heads * sizes.dim), head(sizes.dim), angles(options.positions ? sizes.dim : 0, options.rotary_base) {}
+        : attention(sizes.slots, sizes.heads), query(sizes.heads * sizes.dim), mixed(sizes.heads * sizes.dim),
+          head(sizes.dim), angles(options.positions ? sizes.dim : 0, options.rotary_base) {}
 };
 
-// Writes a row's heads of this step into the cache, and reads their queries.
+// Writes a row's heads [first, last) of this step into the cache, and reads their queries.
 template <class T, class A>
-void enter(const Step<A>& step, int64_t b, int64_t first, int64_t last, const Sizes& sizes, const Options& options,
-           Scratch<A>& scratch) {
+void write_to_cache(const Step<A>& step, int64_t b, int64_t first, int64_t last, const Sizes& sizes,
+                    const Options& options, Scratch<A>& scratch) {
     const int64_t dim = sizes.dim, current = step.lengths[b] % sizes.slots;
+    const auto keys = cache_row<T>(step.keys, b), values = cache_row<T>(step.values, b);
     A* head = scratch.head.data();
     if (options.positions) scratch.angles.move_to(options.positions[b]);
     for (int64_t h = first; h < last; ++h) {
         step.read(step.k, b, h, dim, head);
         if (options.positions) scratch.angles.rotate(head);
-        T* key = Head<T>(step.keys, b, h)[current];
+        T* key = keys.at(current, h);
         for (int64_t j = 0; j < dim; ++j) amago::store(key[j], head[j]);
         step.read(step.v, b, h, dim, head);
-        T* value = Head<T>(step.values, b, h)[current];
+        T* value = values.at(current, h);
         for (int64_t j = 0; j < dim; ++j) amago::store(value[j], head[j]);
         A* query = scratch.query.data() + h * dim;
         step.read(step.q, b, h, dim, query);
@@ -114,57 +125,28 @@ void enter(const Step<A>& step, int64_t b, int64_t first, int64_t last, const Si
     }
 }
 
-// Attention of a row's heads from `first` to `last`. Slots in the order in which they lie in memory, all heads of
-// a block of them before the next block.
+// Attention of a row's heads [first, last).
 template <int DIM, class T, class A>
 void attend(const Step<A>& step, int64_t b, int64_t first, int64_t last, const Sizes& sizes, const Options& options,
             Scratch<A>& scratch) {
-    constexpr int kBlock = kLanes<A>, kMixed = 8;
-    const int64_t dim = sizes.dim;
-    const Visible seen(step.lengths[b], sizes.slots, options);
-    enter<T>(step, b, first, last, sizes, options, scratch);
-    A *scores = scratch.scores.data(), *mixed = scratch.mixed.data();
-    const A* query = scratch.query.data();
-
-    int64_t at = 0;
-    for (const Piece& piece : seen) {
-        int64_t slot = piece.begin;
-        for (; slot + kBlock <= piece.end; slot += kBlock, at += kBlock)
-            for (int64_t h = first; h < last; ++h)
-                score_block<DIM>(query + h * dim, Head<const T>(step.keys, b, h), slot, dim,
-                                 scores + h * sizes.slots + at);
-        for (; slot < piece.end; ++slot, ++at)
-            for (int64_t h = first; h < last; ++h)
-                scores[h * sizes.slots + at] = dot(query + h * dim, Head<const T>(step.keys, b, h)[slot], dim);
-    }
+    if (first == last) return;
+    write_to_cache<T>(step, b, first, last, sizes, options, scratch);
+    const amago::VisibleSlots seen(step.lengths[b], sizes.slots, options);
+    amago::attend_heads<DIM>(scratch.query.data(), cache_row<const T>(step.keys, b), cache_row<const T>(step.values, b),
+                             seen, first, last, sizes.dim, options, scratch.attention, scratch.mixed.data());
     for (int64_t h = first; h < last; ++h)
-        scratch.sums[h] = exponentials(scores + h * sizes.slots, seen, options);
-    std::fill(mixed + first * dim, mixed + last * dim, A{0});
-    at = 0;
-    for (const Piece& piece : seen) {
-        int64_t slot = piece.begin;
-        for (; slot + kMixed <= piece.end; slot += kMixed, at += kMixed)
-            for (int64_t h = first; h < last; ++h)
-                mix_block<DIM, kMixed>(scores + h * sizes.slots + at, Head<const T>(step.values, b, h), slot, dim,
-                                       mixed + h * dim);
-        for (; slot < piece.end; ++slot, ++at)
-            for (int64_t h = first; h < last; ++h)
-                mix_block<DIM, 1>(scores + h * sizes.slots + at, Head<const T>(step.values, b, h), slot, dim,
-                                  mixed + h * dim);
-    }
-    for (int64_t h = first; h < last; ++h)
-        step.write(step.out, b * sizes.heads + h, dim, mixed + h * dim, A{1} / scratch.sums[h]);
+        step.write(step.out, b * sizes.heads + h, sizes.dim, scratch.mixed.data() + h * sizes.dim);
 }
 
-// Shares out the slots that there are to read; a thread takes the heads whose share begins in its own.
+// Divides the visible slots among threads; a thread computes the heads whose share begins within its own.
 template <int DIM, class T, class A>
 void run(const Step<A>& step, const Sizes& sizes, const Options& options, int threads) {
-    std::vector<int64_t> before(sizes.rows + 1);  // slots of the rows before each
+    std::vector<int64_t> before(sizes.rows + 1);  // visible slots of all earlier rows
     for (int64_t b = 0; b < sizes.rows; ++b) {
-        if (step.lengths[b] < 0)  // would be a slot outside the ring
+        if (step.lengths[b] < 0)  // would address memory outside the ring
             throw std::invalid_argument("the cache's lengths must be at least 0, but row " + std::to_string(b) +
                                         " has " + std::to_string(step.lengths[b]));
-        before[b + 1] = before[b] + Visible(step.lengths[b], sizes.slots, options).count();
+        before[b + 1] = before[b] + amago::VisibleSlots(step.lengths[b], sizes.slots, options).count;
     }
     amago::parallel_rows(before.back(), 2 * sizes.heads * sizes.dim, threads, [&](int64_t begin, int64_t end) {
         Scratch<A> scratch(sizes, options);
@@ -186,13 +168,7 @@ void attention_step(const std::string& dtype, Step<typename amago::Accumulate<T>
         step.read = &read_head<decltype(number), A>;
         step.write = &write_head<decltype(number), A>;
     });
-    switch (sizes.dim) {
-        case 16: return run<16, T>(step, sizes, options, threads);
-        case 32: return run<32, T>(step, sizes, options, threads);
-        case 64: return run<64, T>(step, sizes, options, threads);
-        case 128: return run<128, T>(step, sizes, options, threads);
-        default: return run<0, T>(step, sizes, options, threads);
-    }
+    amago::with_head_dim(sizes.dim, [&](auto head_dim) { run<head_dim(), T>(step, sizes, options, threads); });
 }
 
 }  // namespace
@@ -206,8 +182,8 @@ PYBIND11_MODULE(amago_attention_step, m) {
            int64_t dim, const Operand& q, const Operand& k, const Operand& v, const Operand& keys,
            const Operand& values, uintptr_t lengths, uintptr_t positions, double rotary_base, uintptr_t out,
            int64_t window, int64_t sink, double sink_bias, double logit_clip, double scale, int threads) {
-            const Options options{reinterpret_cast<const int64_t*>(positions), rotary_base, window, sink, sink_bias,
-                                  logit_clip, scale};
+            const Options options{
+                {window, sink, sink_bias, logit_clip, scale}, reinterpret_cast<const int64_t*>(positions), rotary_base};
             amago::dispatch(cache_dtype, [&](auto number) {
                 attention_step<decltype(number)>(
                     dtype, {q, k, v, keys, values, reinterpret_cast<const int64_t*>(lengths), out, nullptr, nullptr},

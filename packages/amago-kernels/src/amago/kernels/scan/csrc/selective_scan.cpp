@@ -1,10 +1,10 @@
-// The selective state-space recurrence on the CPU, forward and backward, in one walk over time each.
+// The selective state-space recurrence on the CPU: forward, backward, and one timestep.
 //
 //     h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t,    y_t = <C_t, h_t>
 //
-// Rows and blocks of 64 channels are shared out among threads; the states of a block stay in the processor's first
-// cache. The backward pass computes states again from those at the starts of chunks of timesteps. What it sums
-// over channels or rows comes out in one part per block or row, so no sum depends on the number of threads.
+// Threads share rows and blocks of 64 channels; the states of a block stay in the first-level cache. The backward pass
+// recomputes states from those stored at the start of each chunk of timesteps. Sums over channels or rows are returned
+// per block or row, so that results do not depend on the number of threads.
 //
 // Shapes: L timesteps, B rows, d channels, n states per channel, K chunks, M blocks of channels.
 #include <pybind11/pybind11.h>
@@ -15,7 +15,7 @@
 
 #include "numbers.h"
 #include "rows.h"
-#include "step.h"
+#include "selective_step.h"
 
 namespace {
 
@@ -29,13 +29,13 @@ struct Sizes {
     int64_t blocks() const { return (channels + kBlock - 1) / kBlock; }
 };
 
-// The numbers of row b at time t in a tensor (L, B, .) whose last axis is dense.
+// Row b at time t of a tensor (L, B, .) whose last axis is contiguous.
 template <class A>
 A* at(const Operand& x, int64_t t, int64_t b) {
     return reinterpret_cast<A*>(x.first) + t * x.second[0] + b * x.second[1];
 }
 
-// One step of a block of m channels: `decay` receives exp(delta A), `after` the next state; both (n, kBlock), and
+// One step of a block of m channels: writes exp(delta A) to `decay` and the next state to `after`, both (n, kBlock).
 // `after` may be `before`. A is (n, d), from the block's first channel on.
 template <class A>
 void advance(int64_t m, const Sizes& sizes, const A* u, const A* delta, const A* rates, const A* B, const A* before,
@@ -54,7 +54,7 @@ void advance(int64_t m, const Sizes& sizes, const A* u, const A* delta, const A*
     }
 }
 
-// Moves the states of a block between (n, kBlock) here and (n, d) there.
+// Copy the states of a block from (n, d) to (n, kBlock), and back.
 template <class A>
 void gather(int64_t m, const Sizes& sizes, const A* there, A* here) {
     for (int64_t n = 0; n < sizes.states; ++n) std::copy_n(there + n * sizes.channels, m, here + n * kBlock);
@@ -64,7 +64,7 @@ void scatter(int64_t m, const Sizes& sizes, const A* here, A* there) {
     for (int64_t n = 0; n < sizes.states; ++n) std::copy_n(here + n * kBlock, m, there + n * sizes.channels);
 }
 
-// Calls work(row, first channel, channels of the block, number of the block) for all rows and blocks.
+// Calls work(row, first channel, number of channels, block index) for all rows and blocks.
 template <class Work>
 void each_block(const Sizes& sizes, int threads, const Work& work) {
     const int64_t blocks = sizes.blocks();
@@ -77,7 +77,8 @@ void each_block(const Sizes& sizes, int threads, const Work& work) {
         });
 }
 
-// y (L, B, d), the last state (B, n, d) and, unless its address is 0, the states before each chunk (K, B, n, d).
+// Computes y (L, B, d), the last state (B, n, d) and, if `starts` is not null, the states before each chunk
+// (K, B, n, d).
 template <class A>
 void forward(const Sizes& sizes, const Operand& u, const Operand& delta, const A* rates, const Operand& B,
              const Operand& C, const A* initial, A* y, A* last, A* starts, int threads) {
@@ -191,7 +192,7 @@ A* pointer(uintptr_t address) {
     return reinterpret_cast<A*>(address);
 }
 
-// Calls run with a number of the dtype; states are of no shorter ones.
+// Calls run with a value of the dtype; float32 and float64 only.
 template <class Run>
 void dispatch(const std::string& dtype, const Run& run) {
     amago::dispatch(dtype, [&](auto number) {
@@ -199,6 +200,38 @@ void dispatch(const std::string& dtype, const Run& run) {
             run(number);
         else
             throw std::invalid_argument("no scan kernel for dtype " + dtype);
+    });
+}
+
+// One row of a tensor (B, ...); null for a tensor that is not given.
+template <class A>
+const A* row_of(const Operand& x, int64_t b) {
+    return x.first ? reinterpret_cast<const A*>(x.first) + b * x.second[0] : nullptr;
+}
+
+// One timestep of every row: y (B, d) and the states after it (B, d, n).
+template <class A>
+void step(const amago::SelectiveWeights<A>& weights, int64_t rows, const Operand& state, const Operand& u,
+          const Operand& delta, const Operand& B, const Operand& C, const Operand& z, A* y, A* after, int threads) {
+    constexpr int n = amago::kLanes<A>;
+    constexpr int64_t kExponential = 4;  // cost of one, in elements read
+    const int64_t blocks = (weights.channels + n - 1) / n;
+    amago::parallel_rows(rows * blocks, kExponential * n * weights.states, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+            const int64_t b = item / blocks, first = item % blocks * n;
+            const amago::SelectiveRow<A> row{row_of<A>(u, b),
+                                             row_of<A>(delta, b),
+                                             row_of<A>(z, b),
+                                             row_of<A>(B, b),
+                                             row_of<A>(C, b),
+                                             row_of<A>(state, b),
+                                             after + b * weights.channels * weights.states,
+                                             y + b * weights.channels};
+            if (weights.states == 16)
+                amago::selective_step_block<16>(weights, row, first);
+            else
+                amago::selective_step_block<0>(weights, row, first);
+        }
     });
 }
 
@@ -244,10 +277,9 @@ PYBIND11_MODULE(amago_selective_scan, m) {
            const Operand& z, uintptr_t bias, bool use_softplus, uintptr_t y, uintptr_t after, int threads) {
             dispatch(dtype, [&](auto number) {
                 using A = decltype(number);
-                amago::step<A>({rows, channels, states},
-                               {state, u, delta, B, C, z, pointer<const A>(rates), pointer<const A>(D),
-                                pointer<const A>(bias), use_softplus, pointer<A>(y), pointer<A>(after)},
-                               threads);
+                step<A>({channels, states, pointer<const A>(rates), pointer<const A>(D), pointer<const A>(bias),
+                         use_softplus},
+                        rows, state, u, delta, B, C, z, pointer<A>(y), pointer<A>(after), threads);
             });
         },
         released);

@@ -1,4 +1,4 @@
-"""Independent bits: the distribution of MultiBinary actions."""
+"""Independent bits, for MultiBinary actions."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from amago.nets.precision import at_least_float32
 
 
 class Bits(Bernoulli):
-    """Independent bits as numbers 0.0 and 1.0; `log_prob` judges a number as the bit that it is nearer to."""
+    """Independent Bernoulli variables 0.0 and 1.0; `log_prob` rounds values to the nearest bit."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log π per bit (..., A)."""
@@ -26,7 +26,7 @@ class Multibinary(PolicyOutput):
 
     @property
     def actions_differentiable(self) -> bool:
-        """False: a sampled bit carries no gradient."""
+        """False: samples of bits carry no gradient."""
         return False
 
     @property

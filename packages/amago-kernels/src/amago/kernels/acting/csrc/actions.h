@@ -1,11 +1,11 @@
-// The ends of a step program: what the last value becomes outside.
+// The last operation: actions, or the parameters of the action distribution.
 #pragma once
 
-#include "values.h"
+#include "operation.h"
 
 namespace amago {
 
-// Copies the value out as float32 (B, W).
+// The value itself, float32 (B, W).
 class Emit : public Operation {
 public:
     explicit Emit(Value x) : x_(x) {}
@@ -19,8 +19,8 @@ private:
     Value x_;
 };
 
-// One choice per component from logits: softmax, probabilities clipped to [low, high] and normalised, then a draw
-// by a uniform number in [0, 1) (the first choice whose cumulative probability exceeds it), or the likeliest.
+// One categorical choice per component, int64 (B, components): softmax of the logits, clamped to [low, high] and
+// normalised; then the first choice whose cumulative probability exceeds a uniform number in [0, 1), or the argmax.
 struct Component {
     int64_t size;
     float low, high;
@@ -37,8 +37,8 @@ public:
             for (int64_t c = 0; c < count; ++c) {
                 const int64_t at = (tile.first + r) * count + c;
                 const float total = probabilities(logits, components_[c]);
-                out[at] = step.sample ? draw(logits, components_[c].size, step.noise[at], total)
-                                      : likeliest(logits, components_[c].size);
+                out[at] = step.noise ? draw(logits, components_[c].size, step.noise[at], total)
+                                      : argmax(logits, components_[c].size);
                 if (out[at] < 0) step.undrawable->store(true, std::memory_order_relaxed);
                 logits += components_[c].size;
             }
@@ -58,12 +58,12 @@ private:
         return total;
     }
 
-    // -1 where the probabilities are no numbers.
+    // -1 if the probabilities are not finite.
     static int64_t draw(const float* p, int64_t n, float uniform, float total) {
         if (!(total > 0)) return -1;
         const float until = uniform * total;
         float sum = 0;
-        int64_t last = 0;  // what rounding leaves over goes to the last one that is possible
+        int64_t last = 0;  // rounding errors go to the last possible choice
         for (int64_t j = 0; j < n; ++j) {
             sum += p[j];
             if (p[j] > 0) last = j;
@@ -72,7 +72,7 @@ private:
         return last;
     }
 
-    static int64_t likeliest(const float* p, int64_t n) {
+    static int64_t argmax(const float* p, int64_t n) {
         int64_t best = 0;
         for (int64_t j = 1; j < n; ++j)
             if (p[j] > p[best]) best = j;
@@ -83,8 +83,8 @@ private:
     std::vector<Component> components_;
 };
 
-// Numbers in [-1, 1]: tanh(mean + deviation * normal), from A means and A raw deviations, which tanh maps into
-// (low, high) on a logarithmic scale; without sampling tanh(mean).
+// A tanh-squashed Gaussian, float32 (B, A) in [-1, 1]: tanh(mean + deviation * noise), from A means and A raw
+// deviations, which tanh maps into (low, high) on a logarithmic scale; without noise tanh(mean).
 class Squash : public Operation {
 public:
     Squash(Value x, float log_low, float log_high) : x_(x), log_low_(log_low), log_high_(log_high) {}
@@ -97,7 +97,7 @@ public:
             float* out = static_cast<float*>(step.out) + (tile.first + r) * width;
             for (int64_t j = 0; j < width; ++j) {
                 float u = mean[j];
-                if (step.sample) {
+                if (step.noise) {
                     const float deviation = vexp(log_low_ + 0.5f * (log_high_ - log_low_) * (vtanh(raw[j]) + 1.0f));
                     u += deviation * step.noise[(tile.first + r) * width + j];
                 }
