@@ -1,25 +1,28 @@
-"""The backward pass of attention in Triton: the weights are computed again from the logarithms of their sums.
+"""Attention in Triton, backward: the weights are recomputed from the saved log-sum-exps.
 
-One kernel per block of keys finds the gradients of keys and values, one per block of queries theirs
-(FlashAttention-2, Dao 2023, algorithm 2, without its atomic additions: two products of matrices more, and the same
-numbers every time). The first computes scores with keys along the rows, which spares it turning weights around.
+One kernel per block of keys computes the gradients of keys and values, one per block of queries those of queries
+(FlashAttention-2, Dao 2023, algorithm 2, without its atomic additions: two more matrix products, but deterministic).
+The first computes scores with keys along the rows, which saves transposing the weights.
 
-Shapes: B rows, L positions, H heads, D head dimension, W the power of two that D fits in, M queries and N keys of
-a block.
+Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N keys
+of a block.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from amago.kernels.attention.triton_blocks import (
+from amago.kernels.attention.options import AttentionOptions
+from amago.kernels.attention.triton_kernels import (
     LOG2E,
+    Kind,
+    Launch,
+    Shape,
     bounded,
+    in_units,
     kept,
     keys_seen,
     masked_keys,
@@ -29,7 +32,6 @@ from amago.kernels.attention.triton_blocks import (
     stop_of,
     tile,
 )
-from amago.kernels.attention.triton_kernels import Kind, Launch, Shape, in_units
 from amago.kernels.triton_runtime import on_device_of
 
 
@@ -234,13 +236,13 @@ def backward(
     seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    *options: Any,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, given that of the output; `options` as in `forward`."""
+    """Gradients of q, k and v, given that of the output; arguments as in `forward`."""
     grad_q, grad_k, grad_v = (q.new_empty(q.shape) for _ in range(3))
     if q.numel() == 0:
         return grad_q, grad_k, grad_v
-    launch = Launch(q, *options)
+    launch = Launch(q, options)
     constants = launch.constants
     delta = torch.empty_like(lse)
     strides, unit = in_units((grad, q, k, v, grad_q))

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.step_options import StepOptions
-from amago.kernels.attention.step_plan import groups_of_heads, splits_of_slots
+from amago.kernels.attention.gpu import groups_of_heads, splits_of_slots
+from amago.kernels.attention.options import StepOptions
 from amago.kernels.triton_runtime import on_device_of, unit_of
 
 _TILE_BYTES = 8192  # of keys, and as many of values: eight 16-byte loads under way for each of 128 threads
@@ -201,7 +201,15 @@ def tile_shape(heads: int, width: int, number_size: int) -> tuple[int, int]:
     return group, numbers // (group * width)
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, out: Tensor, options: StepOptions) -> None:
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: RingCache,
+    out: Tensor,
+    positions: Tensor | None,
+    options: StepOptions,
+) -> None:
     """Fills `out` (B, H, D), contiguous, and writes k and v (B, H, D) into the cache; B and H are not 0."""
     keys, values = cache.keys, cache.values
     rows, size, heads, dim = keys.shape
@@ -219,10 +227,10 @@ def step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, out: Tensor, options
     ring = [s for t in (keys, values) for s in (*(x // unit for x in t.stride()[:3]), t.stride(3))]
     with on_device_of(q):
         _ring[(programs * splits,)](
-            q, k, v, keys, values, cache.lengths, options.positions, out, *parts,
+            q, k, v, keys, values, cache.lengths, positions, out, *parts,
             heads, size, splits, 0 if options.window is None else min(options.window, size),
             min(options.sink, size), options.sink_bias, options.logit_clip or 0.0, options.scale,
-            options.base, *new, *ring,
+            options.rotary_base or 0.0, *new, *ring,
             WINDOW=options.window is not None, BIAS=options.biased, CLIP=options.logit_clip is not None,
             SPLIT=splits > 1, S=slots, G=group, D=dim, P=width, NEW_UNIT=new_unit, UNIT=unit,
             num_warps=_WARPS,
