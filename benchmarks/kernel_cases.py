@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.kernels import examples
+from tests.kernels.examples import Example
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from amago.kernels import Bins, examples
-from amago.kernels.examples import Example
+from amago.kernels import Bins
 
 BINS = Bins(-1e5, 1e5, 128)
 Way = Callable[..., Any]  # takes the tensors of an example by name

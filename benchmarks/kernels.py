@@ -29,11 +29,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from tests.kernels.examples import Example
 
-from amago.kernels import timing
 from amago.kernels.backends import Unsupported, operations
-from amago.kernels.examples import Example
 from amago.kernels.memory import keep_freed_memory
+from benchmarks import kernel_timing as timing
 from benchmarks.kernel_cases import CASES, Case, Way
 from benchmarks.machine import ROOT, append, describe, version
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from benchmarks import kernel_cases, machine
 from benchmarks import kernels as benchmark
+from tests.kernels import examples
 
 from amago import kernels
-from amago.kernels import examples
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"

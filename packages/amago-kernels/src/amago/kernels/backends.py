@@ -35,8 +35,8 @@ _TORCH, _SDPA, _FLEX, _EAGER = Backend.TORCH, Backend.SDPA, Backend.FLEX, Backen
 
 # The order in which "auto" tries the backends of an operation, per device type; other devices use the CPU's order.
 # - CUDA: our Triton kernels come first where the operation is memory-bound and torch has no fused equal: two-hot
-#   losses and mean, scans, steps, and attention with a window, biased sinks, a clip or lengths ("masked_attention").
-#   Plain causal attention runs on torch's fused kernels first. Eager is always last.
+#   losses and mean, scans, steps, and attention with a window, biased sinks, a clip or lengths (the row
+#   "masked_attention"). Plain causal attention runs on torch's fused kernels first. Eager is always last.
 # - CUDA C++ follows Triton, for it is compiled by nvcc at the first call, which takes half a minute.
 # - CPU: C++, then torch, then eager.
 _LOSS = {"cpu": (_CPP, _TORCH, _EAGER), "cuda": (_TRITON, _CUDA, _TORCH, _EAGER)}

@@ -8,8 +8,8 @@ Its file name is a hash of everything that it depends on, and it lies in
 
 A module is compiled into a temporary folder there and moved into place in one step, so a killed build leaves
 nothing that is ever loaded. Processes that need the same module at once wait for the first to build it.
-AMAGO_KERNELS_BUILD=never forbids building: then only modules built before are used. CXX and NVCC name the compilers.
-Builds of other versions stay, for another process may use them; the folder may be deleted at any time.
+AMAGO_KERNELS_BUILD=never forbids building: then only modules built before are used. CXX and NVCC name the
+compilers. Builds of other versions stay, for another process may use them; the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from amago.kernels.native import EXTENSIONS, PACKAGE, BuildError, Extension
 
 _log = logging.getLogger("amago.kernels")
 
-# No -ffast-math: NaN and infinity carry meaning here. -fno-math-errno and -fno-trapping-math let loops with branches
-# vectorise.
+# No -ffast-math: NaN and infinity carry meaning here. -fno-math-errno and -fno-trapping-math let loops with
+# branches vectorise.
 _CXX_FLAGS = (
     "-O3",
     "-std=c++17",

@@ -17,6 +17,8 @@ def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Context without autocast: products keep the precision of their operands."""
     available = torch.amp.is_autocast_available(device.type)  # not on the meta device, for example
-    if not (available and torch.is_autocast_enabled(device.type)):  # asking costs less than entering the context
+    if not (
+        available and torch.is_autocast_enabled(device.type)
+    ):  # asking costs less than entering the context
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -60,9 +60,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None, dropout_p: float = 0.0) 
 def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions) -> Tensor:
     """See `amago.kernels.attention`."""
     length, sink = q.shape[1], options.sink
-    mask = visible(
-        length, q.device, causal=options.causal, lengths=lengths, window=options.window, sink=sink
-    )
+    mask = visible(length, q.device, causal=options.causal, lengths=lengths, window=options.window, sink=sink)
     sinks = (torch.arange(length, device=q.device) < sink) if sink else None  # (L,)
     scores = (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)) * options.scale  # (B, H, L, L)
     scores = bias_and_clip(scores, sinks, options.sink_bias, options.logit_clip)

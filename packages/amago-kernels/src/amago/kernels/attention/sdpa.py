@@ -65,9 +65,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: 
             q.shape[1], q.device, causal=causal, lengths=lengths, window=options.window, sink=options.sink
         )
         causal = False
-    out = fused(
-        q, k, v, attn_mask=mask, dropout_p=options.dropout_p, is_causal=causal, scale=options.scale
-    )
+    out = fused(q, k, v, attn_mask=mask, dropout_p=options.dropout_p, is_causal=causal, scale=options.scale)
     return out if lengths is None else zero_padding(out, lengths)
 
 

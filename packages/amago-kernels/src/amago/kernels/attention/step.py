@@ -1,8 +1,8 @@
 """One new timestep per row against a ring cache, in plain torch: the reference, and torch's fused attention.
 
-A step reads the cache where it lies. Multiplying a (B, W, H, D) cache head by head would copy all of it first,
-so the written-out form multiplies whole slots (B, W, H * D) by queries on a block diagonal: H times the arithmetic,
-which is little for one query, and no copy.
+A step reads the cache in place. Multiplying a (B, W, H, D) cache head by head would copy all of it first, so the
+written-out form multiplies whole slots (B, W, H * D) by queries on a block diagonal: H times the arithmetic, which
+is little for one query, and no copy.
 
 Shapes: B rows, W slots of the cache, H heads, D head dimension.
 """
@@ -121,9 +121,7 @@ def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
-def _rotated(
-    q: Tensor, k: Tensor, positions: Tensor | None, options: StepOptions
-) -> tuple[Tensor, Tensor]:
+def _rotated(q: Tensor, k: Tensor, positions: Tensor | None, options: StepOptions) -> tuple[Tensor, Tensor]:
     """Queries and keys (B, 1, H, D), rotated to their positions if these are given."""
     if options.rotary_base is None or positions is None:
         return q, k

@@ -1,11 +1,11 @@
 """Attention in Triton, backward: the weights are recomputed from the saved log-sum-exps.
 
 One kernel per block of keys computes the gradients of keys and values, one per block of queries those of queries
-(FlashAttention-2, Dao 2023, algorithm 2, without its atomic additions: two more matrix products, but deterministic).
-The first computes scores with keys along the rows, which saves transposing the weights.
+(FlashAttention-2, Dao 2023, algorithm 2, without its atomic additions: two more matrix products, but
+deterministic). The first computes scores with keys along the rows, which saves transposing the weights.
 
-Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N keys
-of a block.
+Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N
+keys of a block.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Attention in Triton, forward: a program loops over the keys of a block of queries, their softmax in registers.
+"""Attention in Triton, forward: a program loops over the keys of a block of queries, softmax in registers.
 
-The forward pass keeps the running maximum and the sum of exponentials per query, and saves the log-sum-exp for the
-backward pass in `triton_backward` (FlashAttention-2, Dao 2023). Dropout of a weight is a function of the seed, row,
-head, query and key.
+The forward pass keeps the running maximum and the sum of exponentials per query, and saves the log-sum-exp for
+the backward pass in `triton_backward` (FlashAttention-2, Dao 2023). Dropout of a weight is a function of the seed,
+row, head, query and key.
 
 A block of scores that is fully visible is computed without a mask, and one that is fully hidden not at all: only
-blocks cut by the diagonal, the window's edge, the sinks or the end of a row compare positions. With D at 64 or less
-the arithmetic on scores costs as much as the matrix products.
+blocks cut by the diagonal, the window's edge, the sinks or the end of a row compare positions. With D at 64 or
+less the arithmetic on scores costs as much as the matrix products.
 
-Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N keys
-of a block.
+Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N
+keys of a block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The scan and its step in torch, in chunks of time: h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = <C_t, h_t>.
+"""The scan and its step in torch, in chunks of time.
+
+The recurrence is h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = <C_t, h_t>.
 
 Decays, inputs and products with C do not depend on the previous state and are computed for a whole chunk of 16
 timesteps; only one multiply-add per step remains sequential. A chunk of a few rows at a time stays in the

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @functools.cache
 def _missing(try_import: bool) -> str | None:
-    """The reason why the package cannot be used, None if it can; without an import only whether it is installed."""
+    """The reason why the package cannot be used, None if it can; imports it only if told to."""
     if importlib.util.find_spec("mamba_ssm") is None:
         return f"mamba_ssm is not installed (it needs a CUDA device): {INSTALL}"
     if not try_import:

@@ -151,7 +151,8 @@ def _fake_step(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 SCAN_ARGUMENTS = (
-    "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, Tensor? state"
+    "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
+    "Tensor? D, Tensor? z, Tensor? delta_bias, Tensor? state"
 )
 scan_step = Operator(
     "cpp_selective_scan_step",

@@ -12,6 +12,7 @@ Shapes: B rows, d channels, n states per channel, L timesteps.
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,8 @@ def scan(inputs: ScanInputs, return_last_state: bool) -> tuple[Tensor, Tensor | 
         state = torch.zeros((), device=inputs.u.device)  # broadcast by the first step
     outputs = []
     for t in range(inputs.u.shape[-1]):
-        y, state = step(dataclasses.replace(inputs.over_time(lambda x, t=t: x[..., t]), state=state))
+        timestep = inputs.over_time(operator.itemgetter((..., t)))
+        y, state = step(dataclasses.replace(timestep, state=state))
         outputs.append(y)
     return torch.stack(outputs, dim=-1), state
 

@@ -2,9 +2,9 @@
 
 Step size, softplus, skip and gate are computed where their inputs are read, so a pass reads every input once. The
 forward pass saves the states at the starts of chunks of 16 steps. The backward pass goes through the chunks in
-reverse: it recomputes a chunk's states from the first one into a workspace that stays in the GPU's cache. Gradients
-that programs share (of A, B, C, D and the bias) are sums of what each program writes to memory of its own: no atomic
-operations, so they are deterministic.
+reverse: it recomputes a chunk's states into a workspace that stays in the GPU's cache. Gradients that programs
+share (of A, B, C, D and the bias) are sums of what each program writes to memory of its own: no atomic operations,
+so they are deterministic.
 
 Shapes: E channels of a program, N states per channel, W the smallest power of two not below N.
 """

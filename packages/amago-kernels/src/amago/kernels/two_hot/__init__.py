@@ -97,8 +97,8 @@ def two_hot_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of softmax(logits) against the two-hot labels of scalar returns (Hafner et al. 2023, eq. 9).
 
-    A return's label is shared by the two nearest bins, so that their mean is the return. Labels are never built, and a
-    target that broadcasts is never copied.
+    A return's label is shared by the two nearest bins, so that their mean is the return. Labels are never built,
+    and a target that broadcasts is never copied.
 
     Args:
         logits: (..., n), finite; the only input with a gradient.
@@ -160,9 +160,7 @@ def hl_gauss_cross_entropy(
     _check_loss(logits, target, bins, mask, weight)
     if not 1e-6 <= sigma <= 1e6:  # beyond, float32 has no digits left for the labels
         raise ValueError(f"sigma must be a positive number of bin widths, from 1e-6 to 1e6, got {sigma}")
-    return _cross_entropy(
-        "hl_gauss_cross_entropy", backend, logits, target, bins, mask, weight, float(sigma)
-    )
+    return _cross_entropy("hl_gauss_cross_entropy", backend, logits, target, bins, mask, weight, float(sigma))
 
 
 def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = None) -> Tensor:

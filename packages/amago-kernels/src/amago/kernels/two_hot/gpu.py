@@ -16,7 +16,6 @@ import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
 from typing import Any
 
 import torch
@@ -110,8 +109,8 @@ class LabelBins(Bins):
     sharpness: float = 0.0
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Any]:
-    return [None if x is None else x.contiguous() for x in tensors]
+def _contiguous(tensors: Operands, bins: Bins) -> tuple[Any, ...]:
+    return *(None if x is None else x.contiguous() for x in tensors), bins
 
 
 def _fake_rows(logits: Tensor, *_: Any) -> Tensor:
@@ -182,12 +181,12 @@ class GpuTwoHot:
     def _forward(
         self, logits: Tensor, target: Tensor, mask: Tensor | None, weight: Tensor | None, bins: LabelBins
     ) -> Tensor:
-        """weight * cross-entropy of softmax(logits) against the labels of the targets: (..., n) -> (...) float32."""
+        """weight * cross-entropy of softmax(logits) against the targets' labels: (..., n) -> (...) float32."""
         loss = _fake_rows(logits)
         operands = (logits, target, mask, weight, loss)
         axes = row_axes(loss.shape, operands)
         if axes is None:
-            return self._forward(*_contiguous(*operands[:-1]), bins)
+            return self._forward(*_contiguous(operands[:-1], bins))
         self._launch("cross_entropy", axes, operands, bins, bins.sharpness)
         return loss
 
@@ -205,7 +204,7 @@ class GpuTwoHot:
         operands = (logits, target, mask, weight, grad, out)
         axes = row_axes(grad.shape, operands)
         if axes is None:
-            return out.copy_(self._backward(*_contiguous(grad, logits, target, mask, weight), bins))
+            return out.copy_(self._backward(*_contiguous((grad, *operands[:-2]), bins)))
         self._launch("cross_entropy_backward", axes, operands, bins, bins.sharpness)
         return out
 
@@ -223,7 +222,7 @@ class GpuTwoHot:
         out = torch.empty_like(logits)
         axes = row_axes(grad.shape, (logits, grad, out))
         if axes is None:
-            return out.copy_(self._mean_backward(*_contiguous(grad, logits), bins))
+            return out.copy_(self._mean_backward(grad.contiguous(), logits.contiguous(), bins))
         self._launch("mean_backward", axes, (logits, grad, out), bins)
         return out
 

@@ -2,8 +2,8 @@
 
 A row of bins lies in registers, so the softmax needs no second pass, and the backward pass recomputes it from the
 logits that it has to read anyway: only the inputs are saved. Labels are computed where they are used, from the
-scalar target. In half precision a pass over logits is limited by arithmetic as much as by memory, so arithmetic per
-row is kept small: see `rows_of_program`.
+scalar target. In half precision a pass over logits is limited by arithmetic as much as by memory: see
+`rows_of_program`.
 
 Rows are numbered through up to three axes (see `gpu.RowAxes`), by which every tensor has strides of its own.
 
