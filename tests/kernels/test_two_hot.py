@@ -109,20 +109,6 @@ def test_mean_and_its_gradient_equal_the_formula(backend, seed):
     torch.testing.assert_close(logits.grad.double(), gradient, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("backend", ["torch", "eager"])
-def test_gradcheck(backend):
-    logits, target, bins = random_case(3, torch.float64)
-    logits = logits[:2, :2, :2, :2].clone().requires_grad_()
-    target = target[:2, :2, :, :2].double()
-    weight = torch.rand(target.shape, dtype=torch.float64)
-    mask = torch.rand(target.shape) > 0.3
-    for loss in LOSSES.values():
-        assert torch.autograd.gradcheck(
-            lambda x, loss=loss: loss(x, target, bins, mask=mask, weight=weight, backend=backend), [logits]
-        )
-    assert torch.autograd.gradcheck(lambda x: kernels.two_hot_mean(x, bins, backend=backend), [logits])
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", GOLDEN)
 def test_equals_the_golden_numbers(golden, name, backend):
@@ -197,107 +183,11 @@ def test_masked_rows_give_zero_whatever_they_hold(backend, kind):
     assert nothing.tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", LOSSES)
-def test_weights_multiply_loss_and_gradient(backend, kind):
-    logits, target, bins = random_case(4)
-    weight = torch.rand(target.shape, generator=torch.Generator().manual_seed(1))
-    logits.requires_grad_()
-    loss = LOSSES[kind](logits, target, bins, weight=weight, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient(kind, logits, target, bins)
-    torch.testing.assert_close(loss.double(), expected * weight, **LOSS)
-    torch.testing.assert_close(
-        logits.grad.double(), gradient * weight.double().unsqueeze(-1), atol=2e-5, rtol=1e-4
-    )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", LOSSES)
-def test_logits_of_ten_thousand_stay_exact(backend, kind):
-    bins = Bins(-10.0, 10.0, 16)
-    logits = 1e4 * torch.randn(50, 16, generator=torch.Generator().manual_seed(0)).sign()
-    target = torch.linspace(-12.0, 12.0, 50)
-    logits.requires_grad_()
-    loss = LOSSES[kind](logits, target, bins, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient(kind, logits, target, bins)
-    torch.testing.assert_close(loss.double(), expected, atol=5e-2, rtol=1e-5)
-    torch.testing.assert_close(logits.grad.double(), gradient, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize(
-    ("backend", "dtype"),
-    [(name, torch.float16) for name in BACKENDS]
-    + [(name, torch.bfloat16) for name in BACKENDS if name != "triton"],  # the interpreter's is wrong
-)
-def test_half_precision_errs_at_most_twice_as_much_as_rounding(backend, kind, dtype):
-    logits, target, bins = random_case(2)
-    half = logits.to(dtype).requires_grad_()
-    loss = LOSSES[kind](half, target, bins, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient(kind, half, target, bins)
-    assert loss.dtype == torch.float32  # statistics are not rounded at all
-    torch.testing.assert_close(loss.double(), expected, **LOSS)
-    rounding = (gradient.to(dtype).double() - gradient).abs().max()
-    assert half.grad.dtype == dtype
-    # The softmax and the label are each rounded once.
-    assert (half.grad.double() - gradient).abs().max() <= 2 * rounding + 1e-5
-    value = kernels.two_hot_mean(half, bins, backend=backend)
-    torch.testing.assert_close(value, kernels.two_hot_mean(half.detach().float(), bins), atol=1e-4, rtol=1e-4)
-
-
 def strided(logits):
     """The same numbers in other memory: critics outermost, every other bin of a wider tensor, an odd offset."""
     outer = logits.movedim(2, 0).contiguous().movedim(0, 2)
     wide = torch.full((*logits.shape[:-1], 2 * logits.shape[-1] + 1), math.nan)[..., 1::2]
     return [outer, wide.copy_(logits)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", LOSSES)
-def test_strided_logits_give_the_same_numbers(backend, kind):
-    logits, target, bins = random_case(5)
-    expected, gradient = loss_and_gradient(kind, logits, target, bins)
-    for other in strided(logits):
-        other = other.detach().requires_grad_()
-        loss = LOSSES[kind](other, target, bins, backend=backend)
-        loss.sum().backward()
-        torch.testing.assert_close(loss.double(), expected, **LOSS)
-        torch.testing.assert_close(other.grad.double(), gradient, atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(
-            kernels.two_hot_mean(other, bins, backend=backend), kernels.two_hot_mean(logits, bins)
-        )
-    same = logits[:, :, :1].expand(-1, -1, 3, -1, -1).detach().requires_grad_()
-    loss = LOSSES[kind](same, target, bins, backend=backend)
-    torch.testing.assert_close(loss, loss[:, :, :1].expand_as(loss))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_many_rows_go_through_in_parts(backend):
-    """More rows than one block holds, and a last block that is not full."""
-    bins = Bins(-1e5, 1e5, 128)
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(2501, 128, generator=g, requires_grad=True)
-    target = 1e3 * torch.randn(2501, generator=g)
-    loss = kernels.two_hot_cross_entropy(logits, target, bins, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient("two-hot", logits, target, bins)
-    torch.testing.assert_close(loss.double(), expected, **LOSS)
-    torch.testing.assert_close(logits.grad.double(), gradient, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", [(128,), (0, 128), (3, 0, 2, 128)])
-def test_one_row_and_no_row_at_all(backend, shape):
-    bins = Bins(-5.0, 5.0, 128)
-    logits = torch.zeros(shape, requires_grad=True)
-    loss = kernels.two_hot_cross_entropy(logits, torch.tensor(0.3), bins, backend=backend)
-    assert loss.shape == shape[:-1]
-    loss.sum().backward()
-    torch.testing.assert_close(loss, torch.full_like(loss, math.log(128)))
-    assert kernels.two_hot_mean(logits, bins, backend=backend).shape == shape[:-1]
 
 
 @pytest.mark.parametrize("kind", LOSSES)

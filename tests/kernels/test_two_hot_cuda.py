@@ -14,7 +14,7 @@ import torch
 from amago import kernels
 from amago.kernels import Bins
 from amago.kernels.native import DTYPES, TWO_HOT_CUDA
-from amago.kernels.two_hot.rows import row_axes
+from amago.kernels.two_hot.gpu import row_axes
 
 # Starts a kernel on no rows and prints what CUDA objects to: to that, or that there is no GPU.
 START = """
