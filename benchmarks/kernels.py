@@ -13,7 +13,7 @@ matrices. `peak_mib` is the most that torch's allocator held during one call bey
 Memory on a CPU: the losses appear twice. "fresh": glibc hands buffers above 32 MiB back at once, and each call
 faults in new pages for its gradient; "kept": `amago.kernels.memory.keep_freed_memory()` was called before.
 
-Rows go to benchmarks/results/kernels.csv. It needs this folder, amago.kernels and torch, nothing else of ours.
+Rows go to benchmarks/results/kernels.csv. It needs this folder, tests/kernels, amago.kernels and torch.
 """
 
 from __future__ import annotations
