@@ -31,14 +31,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def row_and_head(blocks, heads):
-    """Which of all heads of all rows a program has, numbered through; its row, and its head."""
+    """The index of a program's head among the heads of all rows, its row, and its head within the row."""
     row_head = tl.program_id(0) // blocks
     return row_head, (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
 
 
 @triton.jit
 def stop_of(lengths, row, length):
-    """Where the positions of a row end that count."""
+    """The length of a row without padding."""
     stop = length
     if lengths is not None:
         stop = tl.minimum(tl.load(lengths + row), length)
@@ -61,9 +61,9 @@ def tile(pointer, position, stride, feature, stride_feature, stop, BOUNDED: tl.c
 def bounded(
     products, j, sink, sink_bias, clip, scale, BIAS: tl.constexpr, CLIP: tl.constexpr
 ):  # fmt: skip
-    """Scores for the base 2 of products with keys j, an axis of them; and whether clipping left them alone.
+    """Base-2 scores of products with keys j, and whether clipping left them unchanged.
 
-    Wherever a score is computed without bias and clip it is rounded as here: softmaxes span blocks of all kinds.
+    Scores without bias and clip are rounded as here everywhere, for a softmax spans blocks of all kinds.
     """
     if not (BIAS or CLIP):
         return products * (scale * LOG2E), products == products
@@ -79,7 +79,7 @@ def bounded(
 
 @triton.jit
 def seen(i, j, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Whether queries i see keys j, each an axis of the block."""
+    """Whether queries i attend to keys j, each an axis of the block."""
     see = j < stop
     if CAUSAL:
         see = see & (j <= i)
@@ -90,7 +90,7 @@ def seen(i, j, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def kept(seed, row, i, j, dropout):
-    """What dropout multiplies the weights of queries i and keys j by: 0 or 1 / (1 - dropout)."""
+    """Dropout factors of queries i and keys j: 0 or 1 / (1 - dropout)."""
     zero = i * 0 + j * 0
     query, key, where = (zero + i).to(tl.uint32), (zero + j).to(tl.uint32), zero + row
     number, _, _, _ = tl.philox(tl.load(seed), query, key, where.to(tl.uint32), zero.to(tl.uint32))
@@ -101,10 +101,10 @@ def kept(seed, row, i, j, dropout):
 def keys_seen(
     first, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """The keys that the queries from `first` on see, in blocks of N.
+    """The visible keys of a block of queries that begins at `first`, in blocks of N.
 
-    Blocks of sinks come before `start`, others from there on; those between `free` and `bound` every query sees
-    whole. Returns blocks of sinks, `start`, `free`, `bound`, and how many blocks need a mask.
+    Blocks of sinks come before `start`, others from there on; those between `free` and `bound` are fully visible.
+    Returns the number of blocks of sinks, `start`, `free`, `bound`, and the number of blocks that need a mask.
     """
     end = tl.where(first < stop, stop, 0)
     bound = end
@@ -126,7 +126,7 @@ def keys_seen(
 
 @triton.jit
 def masked_keys(block, sinks, start, free, bound, N: tl.constexpr):
-    """Where block number `block` of those that need a mask begins."""
+    """Start of the `block`-th block that needs a mask."""
     after = start + (block - sinks) * N
     after = tl.where(after < free, after, after - free + bound)
     return tl.where(block < sinks, block * N, after)
@@ -136,13 +136,13 @@ def masked_keys(block, sinks, start, free, bound, N: tl.constexpr):
 def queries_seeing(
     first, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """The queries that see keys from `first` on, in blocks of M: `start`, `free`, `bound`, blocks with a mask."""
+    """The queries that attend to a block of keys from `first`, in blocks of M: as `keys_seen`, without sinks."""
     end = tl.where(first < stop, stop, 0)
     start, whole, bound = first * 0, first * 0, end
     if CAUSAL:
         start, whole = first, first + N - 1
     if WINDOW:
-        near = first >= sink  # sinks are seen from everywhere
+        near = first >= sink  # sinks are visible to all queries
         start = tl.where(near, tl.maximum(start, tl.maximum(first - window, 0)), start)
         end = tl.where(near, tl.minimum(end, first + N + window), end)
         whole = tl.maximum(whole, first + N - 1 - window)
@@ -161,7 +161,7 @@ def _attend(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of queries i with keys j added: largest score, sum of exponentials, and mixed values (M, W)."""
+    """Adds keys j to the softmax of queries i: maximum, sum of exponentials, and weighted values (M, W)."""
     feature = tl.arange(0, W)
     key = tile(k, j, k1, feature, k3, stop, MASKED, D, W, UNIT)
     value = tile(v, j, v1, feature, v3, stop, MASKED, D, W, UNIT)
@@ -175,7 +175,7 @@ def _attend(
         largest = tl.maximum(largest, tl.max(scores, axis=1))
         shift = tl.where(largest == float("-inf"), 0.0, largest)
         weights, old = tl.exp2(scores - shift[:, None]), tl.exp2(before - shift)
-    else:  # one product and sum less for every score
+    else:  # saves a product and a sum per score
         largest = tl.maximum(largest, tl.max(scores, axis=1) * (scale * LOG2E))
         weights, old = tl.exp2(scores * (scale * LOG2E) - largest[:, None]), tl.exp2(before - largest)
     total = total * old + tl.sum(weights, axis=1)
@@ -194,9 +194,9 @@ def _forward(
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Outputs, and lse (B, H, L): logarithms to the base 2 of the sums of exponentials, inf for empty sums."""
+    """Outputs, and base-2 log-sum-exps (B, H, L), inf for fully masked queries."""
     row_head, row, head = row_and_head(blocks, heads)
-    first = (blocks - 1 - tl.program_id(0) % blocks) * M  # late queries see the most keys, so they begin
+    first = (blocks - 1 - tl.program_id(0) % blocks) * M  # late queries have the most keys, so they go first
     i, feature = first + tl.arange(0, M), tl.arange(0, W)
     stop = stop_of(lengths, row, length)
     query = tile(q + (row * q0 + head * q2) * UNIT, i, q1, feature, q3, stop, True, D, W, UNIT)
@@ -228,7 +228,7 @@ def _forward(
 
 
 class Shape(NamedTuple):
-    """Queries and keys of a block, and how Triton is to compile it."""
+    """Queries and keys of a block, and Triton's compile options."""
 
     queries: int
     keys: int
@@ -237,12 +237,12 @@ class Shape(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What the shape of blocks depends on: a larger one would not fit in registers (see test_triton_compiled.py).
+    """Determines the shape of blocks: larger ones would not fit in registers (see test_triton_compiled.py).
 
     Args:
         width: W.
         size: bytes of a number.
-        exact: float32 is multiplied as such, without tensor cores.
+        exact: float32 products without tensor cores.
     """
 
     width: int
@@ -285,25 +285,25 @@ class Launch:
         }
 
     def blocks(self, size: int) -> int:
-        """Into how many blocks of that many positions a sequence is divided."""
+        """The number of blocks of that size in a sequence."""
         return -(-self._length // size)
 
     def grid(self, size: int) -> tuple[int]:
-        """A program for every block of every row and head."""
+        """One program for every block of every row and head."""
         return (self.blocks(size) * self._row_heads,)
 
     def fitted(self, size: int) -> int:
-        """A block no longer than it has to be for the sequence."""
+        """A block size no larger than the sequence requires."""
         longest: int = triton.next_power_of_2(self._length)
         return min(size, max(_SMALLEST_DOT, longest))
 
     def numbers(self, size: int) -> tuple[float, ...]:
-        """Sizes and options as the kernels take them; their programs go over blocks of that many positions."""
+        """Sizes and options as the kernels take them, for blocks of that size."""
         return (self.blocks(size), self._heads, self._length, *self._numbers)
 
 
 def in_units(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Strides of tensors (B, L, H, D), those between heads in units; and the unit."""
+    """Strides of tensors (B, L, H, D), all but those of features in units; and the unit."""
     unit = unit_of(s for x in tensors for s in x.stride()[:3])
     return [s for x in tensors for s in (*(s // unit for s in x.stride()[:3]), x.stride(3))], unit
 

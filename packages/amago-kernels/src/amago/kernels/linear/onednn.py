@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN, as convolutions with a kernel of one pixel.
+"""Linear layers by oneDNN, as convolutions with a kernel of one pixel.
 
 torch computes float32 matrix products on a CPU with MKL, which keeps to AVX2 on processors that are not
 Intel's. torch's convolutions run on oneDNN, which uses the AVX-512 units that recent ones have: some 390

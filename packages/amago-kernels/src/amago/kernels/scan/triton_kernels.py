@@ -28,7 +28,7 @@ BACKWARD_STATES = 256
 
 @triton.jit
 def step_size(delta, SOFTPLUS: tl.constexpr):
-    """Lengths of the time steps from what they are before softplus, which beyond 20 is the identity."""
+    """Step sizes after softplus, which beyond 20 is the identity."""
     if SOFTPLUS:
         return tl.where(delta > 20.0, delta, log1p(tl.exp(tl.where(delta > 20.0, 20.0, delta))))
     return delta
@@ -36,26 +36,26 @@ def step_size(delta, SOFTPLUS: tl.constexpr):
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(-x)), where the exponential never overflows."""
+    """1 / (1 + exp(-x)) without overflow."""
     e = tl.exp(-tl.abs(x))
     return tl.where(x < 0.0, e, 1.0) / (1.0 + e)
 
 
 @triton.jit
 def load(pointer, inside):
-    """Numbers as float32, 0 outside."""
+    """Loads values as float32, 0 outside."""
     return tl.load(pointer, inside, 0.0).to(tl.float32)
 
 
 @triton.jit
 def put(out, row, d, t, out0, out1, out2, x, inside):
-    """Writes numbers (E) of a row at time t, rounded to what the tensor holds."""
+    """Writes values (E) of a row at time t in the tensor's dtype."""
     tl.store(out + row * out0 + d * out1 + t * out2, x.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
 def parameters(A, D, bias, d, n, inside, tile, A0, A1, E: tl.constexpr):
-    """What the channels d are told once: rates (E, W), weights of the direct way (E), shifts of the steps (E)."""
+    """Parameters of channels d: A (E, W), D (E), delta_bias (E)."""
     rates = load(A + d[:, None] * A0 + n[None, :] * A1, tile)
     shift, skip = tl.zeros((E,), tl.float32), tl.zeros((E,), tl.float32)
     if bias is not None:
@@ -70,7 +70,7 @@ def inputs(
     u, delta, B, row, d, n, t, shift, inside, states, u0, u1, u2, delta0, delta1, delta2, B0, B1, B2,
     SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """What enters the states at time t: u (E), B (W), the lengths of the step (E), and those before softplus."""
+    """Inputs of time t: u (E), B (W), the step sizes (E), and the step sizes before softplus."""
     x = load(u + row * u0 + d * u1 + t * u2, inside)
     before_softplus = load(delta + row * delta0 + d * delta1 + t * delta2, inside) + shift
     write = load(B + row * B0 + n * B1 + t * B2, states)
@@ -117,7 +117,7 @@ def _forward(
 
 
 def widths(n: int, states: int) -> tuple[int, int]:
-    """E and W of a program with that many states."""
+    """E and W of a program that holds that many states."""
     width = triton.next_power_of_2(n)
     return max(1, states // width), width
 
@@ -161,7 +161,7 @@ def forward(
 
 @triton.jit
 def _gate_backward(dy, gate, out):
-    """Gradients of what enters the gate and of the gate, given that of y = out * gate * sigmoid(gate)."""
+    """Gradients of `out` and `gate`, given that of y = out * gate * sigmoid(gate)."""
     open_ = sigmoid(gate)
     return dy * gate * open_, dy * out * open_ * (1.0 + gate * (1.0 - open_))
 
@@ -172,7 +172,7 @@ def _states_again(
     u0, u1, u2, delta0, delta1, delta2, B0, B1, B2,
     SOFTPLUS: tl.constexpr, E: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Writes the states before each of some steps, h before the first, to the workspace."""
+    """Writes the states before each of some timesteps to the workspace, beginning with h."""
     for i in range(steps):
         tl.store(before_at + i * (E * W), h)
         x, write, step, _ = inputs(
@@ -202,7 +202,7 @@ def _backward(
     grad_u0, grad_u1, grad_u2, grad_delta0, grad_delta1, grad_delta2, grad_z0, grad_z1, grad_z2,
     SOFTPLUS: tl.constexpr, T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Gradients; names as in `recurrence.backward`. Parts: A (rows, channels, N), D and bias (rows, channels), B
+    """Gradients; names as in `chunked.backward`. Parts: A (rows, channels, N), D and bias (rows, channels), B
     and C (programs per row, rows, length, N)."""
     groups = tl.cdiv(channels, E)
     group, row = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)

@@ -42,7 +42,7 @@ def _two_hot_window(target: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
 def _hl_gauss_window(target: Tensor, bins: Bins, sigma: float) -> tuple[Tensor, Tensor]:
     """The bins within reach of each return and their labels: index (..., w) and label (..., w)."""
     position = bins.position(target).unsqueeze(-1)
-    # Float64 shows more of the tails than six standard deviations: there the window is the whole support.
+    # In float64 the tails beyond six standard deviations are not 0: there the window is the whole support.
     reach = bins.n if target.dtype == torch.float64 else math.ceil(_REACH * sigma + 0.5)
     size = min(bins.n, 2 * reach + 1)
     first = (position.nan_to_num(0.0).round() - reach).clamp(0, bins.n - size)  # (..., 1)
@@ -65,13 +65,13 @@ def _in_blocks(x: Tensor) -> bool:
 
 
 def _memory_order(x: Tensor) -> tuple[int, ...]:
-    """The axes of x but the last, those with the longest strides first, and then the last one."""
+    """The axes of x by decreasing stride, the last axis always last."""
     strides = x.stride()
     return (*sorted(range(x.dim() - 1), key=strides.__getitem__, reverse=True), x.dim() - 1)
 
 
 def _as_rows(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """x (..., n) as (rows, n) with the rows in that order of the axes; a view wherever memory allows it."""
+    """x (..., n) as (rows, n) with the rows in that order of the axes; a view if possible."""
     return x.permute(order).reshape(-1, x.shape[-1])
 
 
@@ -219,7 +219,7 @@ class _Mean(torch.autograd.Function):
 
 
 def _mean_gradient(logits: Tensor, values: Tensor, mean: Tensor, grad: Tensor) -> Tensor:
-    """That of `expectation` with respect to the logits (..., n), given that of the means (...)."""
+    """The gradient of `expectation` with respect to the logits (..., n), given that of the means (...)."""
     if not _in_blocks(logits):
         probs = torch.softmax(logits.to(values.dtype), dim=-1)
         out = probs * (values - mean.unsqueeze(-1)) * grad.unsqueeze(-1)

@@ -31,7 +31,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def place(row, size1, size2, stride0, stride1, stride2, AXES: tl.constexpr):
-    """Where rows (R) of one tensor begin; with fewer axes the outer ones are absent."""
+    """Offsets of rows (R) of one tensor; with fewer axes the outer ones are absent."""
     if AXES == 1:
         return row.to(tl.int64) * stride2
     outer = row // size2
@@ -43,7 +43,7 @@ def place(row, size1, size2, stride0, stride1, stride2, AXES: tl.constexpr):
 
 @triton.jit
 def rows_of(row, rows, mask, size1, size2, mask0, mask1, mask2, AXES: tl.constexpr):
-    """Which rows (R) there are, and which of them the mask leaves."""
+    """Which rows (R) exist, and which of them are not masked."""
     inside = row < rows
     live = inside
     if mask is not None:
@@ -82,7 +82,7 @@ def softmax(x, live):
 
 @triton.jit
 def position_of(target, low, high, start, per_width, N: tl.constexpr, SYMLOG: tl.constexpr):
-    """`Bins.position` of targets (R). Comparisons, not minima: a NaN has to stay one."""
+    """`Bins.position` of targets (R). Comparisons, not minima: NaN must stay NaN."""
     x = tl.where(target < low, low, target)
     x = tl.where(x > high, high, x)
     if SYMLOG:
@@ -104,7 +104,7 @@ def gauss(position, bins, sharpness, N: tl.constexpr):
 
 @triton.jit
 def likely_of(logits, begin, logits_bin, live, top, position, N: tl.constexpr):
-    """sum_j label_j (x_j - top) (R) of two-hot labels: the two logits are read again, from the nearest cache."""
+    """sum_j label_j (x_j - top) (R) of two-hot labels; the two logits are read again, from the L1 cache."""
     low = tl.where(position == position, position, 0.0).to(tl.int32)
     share = position - low.to(tl.float32)
     at = logits + begin + low.to(tl.int64) * logits_bin
@@ -114,14 +114,14 @@ def likely_of(logits, begin, logits_bin, live, top, position, N: tl.constexpr):
 
 
 def rows_of_program(width: int, crowded: bool) -> int:
-    """R: as many rows as there are threads, or as fit in their registers.
+    """R: one row per thread, or as many as fit in the registers.
 
-    With so many Triton finds targets, masks and weights once per row; with fewer, once in each of the 16 or 32
-    threads that share a row, and that arithmetic then takes longer than the memory does.
+    With one row per thread Triton computes targets, masks and weights once per row; with fewer, once in each of
+    the 16 or 32 threads that share a row, and that arithmetic takes longer than the memory access.
 
     Args:
         width: W.
-        crowded: whether there is more in the registers than logits.
+        crowded: whether the registers hold more than logits.
     """
     tile = _SMALL_TILE if crowded or width < _THREADS else _TILE
     return max(1, tile // width)
@@ -143,7 +143,7 @@ def launch(
         kernel: the kernel.
         axes: of the operands.
         operands: the first are the logits.
-        numbers: what the kernel takes behind the strides.
+        numbers: arguments of the kernel after the strides.
         n: N.
         writes: whether the last operand has rows as long as the logits'.
         constants: further ones of the kernel.
@@ -230,8 +230,10 @@ def _cross_entropy_backward(
         label = gauss(position, bins, sharpness, N)
     else:
         label = tl.maximum(1.0 - tl.abs(bins.to(tl.float32)[None, :] - position[:, None]), 0.0)
-        scale = tl.where(position == position, scale, position)  # the maximum drops a NaN
-    result = (e * (1.0 / total)[:, None] - label) * scale[:, None]  # of what is not live e and scale are 0
+        scale = tl.where(position == position, scale, position)  # tl.maximum drops a NaN
+    result = (e * (1.0 / total)[:, None] - label) * scale[
+        :, None
+    ]  # where a row is not live, e and scale are 0
     at = place(row, size1, size2, out0, out1, out2, LOGITS_AXES)
     store(out, at, bins, out_bin, inside, result, N, W)
 
@@ -288,7 +290,7 @@ def _mean_backward(
 
 
 def _support(bins: Bins, sharpness: float) -> tuple[float, ...]:
-    """What the kernels of the losses are told of the bins, and of a normal distribution's labels."""
+    """The loss kernels' arguments for the bins and the kind of label."""
     return (bins.low, bins.high, bins.start, 1.0 / bins.width, sharpness)
 
 
