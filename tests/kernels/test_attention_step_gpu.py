@@ -95,15 +95,6 @@ def test_triton_and_cuda_join_shares_of_a_row(backend, poisoned, lengths, dtype)
 
 
 @on_gpu
-def test_triton_and_cuda_rotate_at_the_positions_they_are_given(backend):
-    cache, qkv = ring(3, 6, 2, 16, [0, 4, 9]), packed_qkv(3, 2, 16)
-    for dtype in (torch.int64, torch.int32):
-        positions = torch.tensor([70, 0, 500], device=DEVICE, dtype=dtype)
-        options = {"rotary_base": 10000.0, "positions": positions}
-        assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend, **options)
-
-
-@on_gpu
 def test_triton_and_cuda_follow_a_rollout_with_resets(backend):
     caches = {
         name: kernels.RingCache.empty(3, 4, 2, 16, device=DEVICE, dtype=torch.float32)

@@ -68,26 +68,6 @@ def test_whole_vectors_of_slots_and_of_a_head_and_what_is_left_of_both(dim, opti
         torch.testing.assert_close(out.double(), truth, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_cache_of_another_dtype_holds_what_it_is_given_rounded_once(dtype, cache_dtype):
-    q, k, v = torch.randn(3, 2, 1, 3, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    ours, other = (kernels.RingCache.empty(2, 4, 3, 16, dtype=cache_dtype) for _ in range(2))
-    out = kernels.attention_step(q, k, v, ours, backend="cpp")
-    assert out.dtype == dtype
-    torch.testing.assert_close(out, v.to(cache_dtype).to(dtype))  # of a first step, all that is seen
-    assert torch.equal(ours.values[:, :1], v.to(cache_dtype))
-    assert torch.equal(ours.keys[:, :1], k.to(cache_dtype))
-    kernels.attention_step(q, k, v, other, rotary_base=10.0, positions=torch.tensor([1, 2]), backend="cpp")
-    wide = kernels.RingCache.empty(2, 4, 3, 16, dtype=torch.float64)
-    doubles = (x.double() for x in (q, k, v))
-    kernels.attention_step(*doubles, wide, rotary_base=10.0, positions=torch.tensor([1, 2]), backend="eager")
-    half_a_digit = (
-        torch.finfo(cache_dtype).eps / 2 + 1e-6
-    )  # of a number that the cache holds; angles in float32
-    torch.testing.assert_close(other.keys.double(), wide.keys, rtol=half_a_digit, atol=2e-6)
-
-
 @pytest.mark.parametrize("dim", [2, 6, 16, 32, 64, 128])
 def test_rotary_steps_equal_those_written_out_in_torch(dim):
     g = torch.Generator().manual_seed(dim)

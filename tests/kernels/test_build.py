@@ -161,27 +161,18 @@ def test_without_a_compiler_what_was_built_before_is_used(cache, source, monkeyp
     assert tiny(source).load().answer() == 42
 
 
-@pytest.mark.parametrize("named", ["no such thing", "g++ 'abc", "FOLDER", "NOT EXECUTABLE", "WRONG FORMAT"])
+@pytest.mark.parametrize("named", ["g++ 'abc", "FOLDER", "WRONG FORMAT"])
 def test_a_cxx_that_cannot_be_run_is_named(cache, source, monkeypatch, tmp_path, named):
     plain = tmp_path / "plain"
     plain.write_text("no program")
-    plain.chmod(0o755 if named == "WRONG FORMAT" else 0o644)
-    named = {"FOLDER": str(tmp_path), "NOT EXECUTABLE": str(plain), "WRONG FORMAT": str(plain)}.get(
-        named, named
-    )
+    plain.chmod(0o755)
+    named = {"FOLDER": str(tmp_path), "WRONG FORMAT": str(plain)}.get(named, named)
     monkeypatch.setenv("CXX", named)
     (reason,) = tiny(source).missing()
     assert f"CXX={named!r} does not exist or cannot be run" in reason
     assert "install one" in reason
     with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
         tiny(source).load()
-
-
-def test_a_program_that_writes_nothing_is_no_compiler(cache, source, monkeypatch):
-    monkeypatch.setenv("CXX", "true")
-    with pytest.raises(BuildError, match=r"wrote no file: is .*true a compiler\? \(CXX names it\)"):
-        tiny(source).load()
-    assert leftovers(cache) == []
 
 
 def test_building_can_be_forbidden(cache, source, monkeypatch):

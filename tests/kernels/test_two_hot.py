@@ -9,7 +9,7 @@ from amago import kernels
 from amago.kernels import Bins
 from amago.kernels.triton_runtime import INTERPRETED
 
-# Tensors are on the CPU, where Triton's kernels run in its interpreter only (see test_two_hot_triton.py).
+# Tensors are on the CPU, where Triton's kernels run in its interpreter only (see test_interpreter.py).
 BACKENDS = [
     name for name in kernels.available_backends()["two_hot_cross_entropy"] if name != "triton" or INTERPRETED
 ]
@@ -63,7 +63,7 @@ def random_case(seed, dtype=torch.float32):
     return logits, target, bins
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_loss_and_gradient_equal_the_formula(backend, kind, seed):
@@ -91,7 +91,7 @@ def test_hl_gauss_takes_any_width(backend, sigma):
     torch.testing.assert_close(logits.grad.double(), gradient, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mean_and_its_gradient_equal_the_formula(backend, seed):
     logits, _, bins = random_case(seed)
@@ -181,13 +181,6 @@ def test_masked_rows_give_zero_whatever_they_hold(backend, kind):
     torch.testing.assert_close(logits.grad[mask].double(), gradient, atol=1e-5, rtol=1e-4)
     nothing = LOSSES[kind](logits, target, bins, mask=torch.tensor(False), backend=backend)
     assert nothing.tolist() == [0.0] * 4
-
-
-def strided(logits):
-    """The same numbers in other memory: critics outermost, every other bin of a wider tensor, an odd offset."""
-    outer = logits.movedim(2, 0).contiguous().movedim(0, 2)
-    wide = torch.full((*logits.shape[:-1], 2 * logits.shape[-1] + 1), math.nan)[..., 1::2]
-    return [outer, wide.copy_(logits)]
 
 
 @pytest.mark.parametrize("kind", LOSSES)

@@ -73,7 +73,7 @@ def close(dtype):
 
 @pytest.mark.parametrize("layout", ["dense", "critics first", "bins first"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("n", [2, 33, 128, 136, 1000])
+@pytest.mark.parametrize("n", [2, 33, 136, 1000])
 @pytest.mark.parametrize("sigma", [None, 0.75])
 def test_losses_and_gradients_equal_the_eager_ones(on_cpu, sigma, n, dtype, layout):
     bins = Bins(-100.0, 80.0, n, symlog=n != 33)
@@ -95,7 +95,7 @@ def test_losses_and_gradients_equal_the_eager_ones(on_cpu, sigma, n, dtype, layo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [2, 33, 128, 136, 1000])
+@pytest.mark.parametrize("n", [2, 33, 136, 1000])
 @pytest.mark.parametrize("symlog", [True, False])
 def test_means_and_gradients_equal_the_eager_ones(on_cpu, symlog, n, dtype):
     bins = Bins(-100.0, 80.0, n, symlog=symlog)
