@@ -108,14 +108,14 @@ def cuda_on_cpu(tmp_path_factory):
 
 
 @pytest.fixture
-def build_for_two_gpus(monkeypatch):
-    """Builds an extension of CUDA for an A100 and an H100; returns the file. Skips where there is no nvcc."""
+def build_for_gpu(monkeypatch):
+    """Builds an extension of CUDA for an A100 (80) or H100 (90); returns the file. Skips where there is no nvcc."""
 
-    def build_it(extension) -> Path:
+    def build_it(extension, capability: int) -> Path:
         if shutil.which("nvcc") is None:
             pytest.skip("nvcc is not on the PATH")
         quick = (*build.NVCC_FLAGS[1:], "-O0", "-Xcicc=-O0", "-Xptxas=-O0")
-        flags = (*quick, *(f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)))
+        flags = (*quick, f"-gencode=arch=compute_{capability},code=sm_{capability}")
         monkeypatch.setattr(build, "flags", lambda _: flags)
         monkeypatch.setattr(Extension, "has_hardware", lambda _: True)
         return build.build(extension)

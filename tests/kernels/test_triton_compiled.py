@@ -77,7 +77,7 @@ def test_attention_in_float32_leaves_few_words_outside_registers(compile_for_gpu
 
 @pytest.mark.parametrize(
     ("capability", "dtype", "size", "heads", "dim"),
-    [(90, "*bf16", 2, 8, 64), (90, "*fp32", 4, 8, 64), (90, "*bf16", 2, 3, 40), (80, "*bf16", 2, 8, 128)],
+    [(90, "*fp32", 4, 8, 64), (90, "*bf16", 2, 3, 40), (80, "*bf16", 2, 8, 128)],
 )
 def test_a_step_reads_its_cache_sixteen_bytes_at_a_time(compile_for_gpu, capability, dtype, size, heads, dim):
     width = 1 << (dim - 1).bit_length()
@@ -113,7 +113,7 @@ TWO_HOT = (
 )
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*fp32")])
 def test_two_hot_kernels_read_and_write_sixteen_bytes_at_a_time(compile_for_gpu, capability, dtype):
     arguments = ROWS | SUPPORT | {"logits": dtype, "out": dtype, "logits_bin": 1, "out_bin": 1}
     arguments |= {"N": 128, "W": 128, "AXES": 3, "LOGITS_AXES": 1, "SYMLOG": True}
@@ -127,7 +127,7 @@ def test_two_hot_kernels_read_and_write_sixteen_bytes_at_a_time(compile_for_gpu,
         assert found.stack == 0, f"{kernel.__name__}: {found.stack} bytes"
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*fp32")])
 @pytest.mark.parametrize("states", [16, 64])
 def test_scan_kernels_stay_in_registers(compile_for_gpu, states, capability, dtype):
     sequences = ("u", "delta", "B", "C", "z", "grad_y", "y", "grad_u", "grad_delta", "grad_z")
