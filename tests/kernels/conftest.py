@@ -109,7 +109,7 @@ def cuda_on_cpu(tmp_path_factory):
 
 @pytest.fixture
 def build_for_gpu(monkeypatch):
-    """Builds an extension of CUDA for an A100 (80) or H100 (90); returns the file. Skips where there is no nvcc."""
+    """Builds an extension of CUDA for a compute capability; returns the file. Skips where there is no nvcc."""
 
     def build_it(extension, capability: int) -> Path:
         if shutil.which("nvcc") is None:

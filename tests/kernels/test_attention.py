@@ -118,7 +118,7 @@ def test_a_full_ring_attends_to_the_last_steps_of_every_row(backend):
     "options", [{}, {"window": 1, "sink": 1}, {"mask_mod": same_parity}], ids=["plain", "window", "mask_mod"]
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_finite_in_slots_of_an_episode_before_stays_there(backend, options, filler):
+def test_stale_slots_may_hold_nan_or_infinity(backend, options, filler):
     """The rows are new, in the middle of the ring, and beyond it; what their episodes hold is not touched."""
     step = kernels.flex_attention_step if "mask_mod" in options else kernels.attention_step
     lengths = torch.tensor([0, 2, 9])
@@ -239,7 +239,7 @@ def test_an_explicit_backend_that_cannot_run_says_why():
         ({"q": torch.zeros(2, 7, 8)}, r"q must be \(batch, length, heads, head dim\)"),
     ],
 )
-def test_bad_input_is_named(change, message):
+def test_bad_arguments_raise_errors_that_name_them(change, message):
     arguments = dict(zip("qkv", random_qkv(), strict=True)) | change
     with pytest.raises(ValueError, match=message):
         kernels.attention(**arguments)

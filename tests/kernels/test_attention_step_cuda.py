@@ -121,7 +121,7 @@ def test_inputs_of_another_dtype_or_layout_than_the_cache(on_cpu):
     assert torch.equal(cache.values, other.values)
 
 
-def test_rows_of_a_negative_length_count_as_new_and_write_nowhere_else(on_cpu):
+def test_rows_of_negative_length_are_treated_as_new(on_cpu):
     memory = torch.full((2, 3, 4, 2, 16), 5.0)
     lengths = torch.tensor([-1, -(2**40)])
     cache = kernels.RingCache(*memory[:, 1:], lengths)  # what lies before the ring is there to be hit

@@ -79,7 +79,7 @@ def packed_qkv(rows, heads, dim, dtype=torch.float32):
 
 @on_gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_triton_and_cuda_see_what_eager_sees_at_every_fill_of_the_ring(backend, poisoned, options):
+def test_triton_and_cuda_match_eager_at_every_fill_of_the_ring(backend, poisoned, options):
     cache = ring(8, 5, 2, 16, [0, 1, 3, 4, 5, 6, 11, 1003])
     assert_step_errs_at_most_twice_as_much_as_eager(packed_qkv(8, 2, 16), cache, backend, **options)
 
@@ -87,7 +87,7 @@ def test_triton_and_cuda_see_what_eager_sees_at_every_fill_of_the_ring(backend, 
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [[0], [350], [1500]], ids=str)
-def test_triton_and_cuda_join_shares_of_a_row(backend, poisoned, lengths, dtype):
+def test_triton_and_cuda_join_the_splits_of_a_row(backend, poisoned, lengths, dtype):
     cache = ring(1, 700, 2, 64, lengths, dtype)
     qkv = packed_qkv(1, 2, 64, dtype)
     assert_step_errs_at_most_twice_as_much_as_eager(qkv, cache, backend)
@@ -112,7 +112,7 @@ def test_triton_and_cuda_follow_a_rollout_with_resets(backend):
 
 
 @on_gpu
-def test_triton_and_cuda_count_rows_of_a_negative_length_as_new_and_write_nowhere_else(backend):
+def test_triton_and_cuda_treat_rows_of_negative_length_as_new(backend):
     memory = torch.full((2, 3, 4, 2, 16), 5.0, device=DEVICE)
     lengths = torch.tensor([-1, -(2**40)], device=DEVICE)
     cache = kernels.RingCache(*memory[:, 1:], lengths)  # what lies before the ring is there to be hit

@@ -63,7 +63,7 @@ def test_every_step_equals_the_formula(shape, options):
 
 @pytest.mark.parametrize("dim", [1, 8, 16, 24, 33, 64, 80, 128])
 @pytest.mark.parametrize("options", [{}, {"window": 30, "sink": 3, "sink_bias": 0.5}], ids=str)
-def test_whole_vectors_of_slots_and_of_a_head_and_what_is_left_of_both(dim, options):
+def test_vector_widths_and_their_remainders(dim, options):
     for out, truth in play((3, 43, 2, dim), 60, options):
         torch.testing.assert_close(out.double(), truth, atol=1e-5, rtol=1e-5)
 

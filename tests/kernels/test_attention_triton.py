@@ -75,7 +75,7 @@ def assert_errs_at_most_twice_as_much_as_eager(qkv, **options):
     ],
     ids=str,
 )
-def test_triton_skips_no_block_that_a_query_sees(poisoned, options, causal):
+def test_triton_skips_only_fully_masked_blocks(poisoned, options, causal):
     assert_errs_at_most_twice_as_much_as_eager(packed_qkv(1, 140, 1), causal=causal, **options)
 
 
@@ -92,7 +92,7 @@ def test_triton_computes_whole_blocks_without_a_mask(poisoned, options, causal):
 @on_gpu
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("options", [{}, {"window": 9, "sink": 2, "logit_clip": 0.5}], ids=str)
-def test_triton_leaves_padding_out_and_gives_it_zeros(poisoned, options, causal):
+def test_triton_masks_padding_and_outputs_zeros_there(poisoned, options, causal):
     lengths = torch.tensor([0, 1, 65, 70], device=DEVICE)
     qkv = packed_qkv(4, 70, 1)
     assert_errs_at_most_twice_as_much_as_eager(qkv, causal=causal, lengths=lengths, **options)

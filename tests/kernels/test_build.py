@@ -93,7 +93,7 @@ def test_a_module_is_built_when_it_is_first_needed_and_loaded_ever_after(cache, 
     assert leftovers(cache) == []
 
 
-def test_processes_that_want_it_at_once_build_it_once(cache, source):
+def test_concurrent_processes_build_it_once(cache, source):
     processes = [start(source) for _ in range(4)]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [out for out, _ in outputs] == ["42\n"] * 4, outputs
@@ -102,7 +102,7 @@ def test_processes_that_want_it_at_once_build_it_once(cache, source):
     assert leftovers(cache) == []
 
 
-def test_a_build_that_was_killed_leaves_nothing_that_is_ever_loaded(cache, source, tmp_path, monkeypatch):
+def test_a_killed_build_leaves_nothing_that_is_ever_loaded(cache, source, tmp_path, monkeypatch):
     hang, hanging = tmp_path / "hang", tmp_path / "hanging"
     hang.touch()
     compiler = wrapper(
@@ -137,14 +137,14 @@ def test_a_binary_that_cannot_be_loaded_is_built_again(cache, source):
 
 
 @pytest.mark.parametrize("place", ["below a file", "where nobody may write"])
-def test_a_cache_that_takes_no_file_is_named_with_the_remedy(cache, source, monkeypatch, place):
+def test_an_unwritable_cache_is_reported_with_the_remedy(cache, source, monkeypatch, place):
     folder = source / "cache" if place == "below a file" else Path("/proc/amago-kernels")
     monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
     with pytest.raises(BuildError, match=f"{folder}.* set AMAGO_KERNELS_CACHE to a folder that can"):
         tiny(source).load()
 
 
-def test_without_a_compiler_that_is_the_reason(cache, source, monkeypatch, tmp_path):
+def test_a_missing_compiler_is_reported(cache, source, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     extension = tiny(source)
     (reason,) = extension.missing()
@@ -185,7 +185,9 @@ def test_building_can_be_forbidden(cache, source, monkeypatch):
         tiny(source).load()
 
 
-def test_what_the_compiler_says_is_passed_on_and_it_is_not_asked_twice(cache, source, tmp_path, monkeypatch):
+def test_a_failed_build_reports_the_compilers_message_and_is_not_repeated(
+    cache, source, tmp_path, monkeypatch
+):
     calls = tmp_path / "calls"
     monkeypatch.setenv("CXX", str(wrapper(tmp_path, f'[ "$1" = --version ] || echo call >> {calls}')))
     source.write_text("#error this cannot be\n")

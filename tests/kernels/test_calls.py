@@ -165,7 +165,7 @@ def scan(**changes):
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(call, error, message):
+def test_bad_arguments_raise_errors_that_name_them(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -33,7 +33,7 @@ REFUSED = {
 }
 
 
-def test_samples_are_as_exact_as_they_have_to_be_and_none_is_refused_without_reason(case):
+def test_sample_calls_match_the_float64_reference(case):
     """Odd and large sizes, every option, each precision, odd memory, extreme numbers, memory full of NaN."""
     in_float32 = case.device == "cuda" or case.backend == "triton"
     refused = [*REFUSED.get((case.operation, case.backend), []), *(["float64"] if in_float32 else [])]
@@ -44,7 +44,7 @@ def test_samples_are_as_exact_as_they_have_to_be_and_none_is_refused_without_rea
         assert case.check(example) != any(part in example.name for part in refused), example.name
 
 
-def test_gradients_pass_gradcheck_in_float64_where_the_backend_has_it(case_or_eager):
+def test_gradients_pass_gradcheck(case_or_eager):
     example = case_or_eager.small(torch.float64)
     if not case_or_eager.with_gradients(example):
         return
@@ -71,7 +71,7 @@ class Recorded(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_operators_keep_torchs_contract_backward_passes_too(case):
+def test_operators_pass_opcheck(case):
     example = case.small()
     with Recorded() as recorded:
         testing.results(example, case.backend, gradients=case.with_gradients(example))
@@ -220,6 +220,6 @@ def random_example(operation: str, seed: int, device: str = "cpu") -> Example:
     return dataclasses.replace(example, name=f"seed {seed}, {example.name}", tensors=tensors)
 
 
-def test_results_are_as_exact_as_they_have_to_be(case):
+def test_random_calls_match_the_float64_reference(case):
     taken = [case.check(random_example(case.operation, seed, case.device)) for seed in range(SEEDS)]
     assert any(taken)

@@ -123,7 +123,7 @@ def test_scores_of_minus_infinity_hide_a_key():
     ids=str,
 )
 @pytest.mark.parametrize("causal", [True, False])
-def test_functions_that_are_options_run_as_options_and_mean_the_same(functions, options, causal):
+def test_functions_that_equal_options_run_as_options(functions, options, causal):
     assert mods.as_options(functions.get("score_mod"), functions.get("mask_mod")) is not None
     q, k, v = random_qkv(length=9, seed=4)
     expected = kernels.attention(q, k, v, causal=causal, backend="eager", **options)
@@ -178,7 +178,7 @@ def test_steps_of_rows_at_different_positions_see_their_own_window(functions, se
         ({"mask_mod": torch.ones(7, 7)}, TypeError, "mask_mod must be None or a function, got tensor"),
     ],
 )
-def test_functions_that_cannot_be_evaluated_are_named(functions, error, message):
+def test_functions_that_cannot_be_vectorised_raise_errors(functions, error, message):
     q, k, v = random_qkv()
     with pytest.raises(error, match=message):
         kernels.flex_attention(q, k, v, **functions)
@@ -220,7 +220,7 @@ def test_masks_are_no_larger_than_what_they_depend_on():
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("dim", [8, 24, 32])
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"lengths": torch.tensor([4, 0, 9])}], ids=str)
-def test_torchs_flex_attention_is_given_what_it_needs(dim, options):
+def test_torchs_flex_attention_gets_equivalent_arguments(dim, options):
     q, k, v = random_qkv(rows=3, length=9, dim=dim, seed=7)
     example = Example(3, 9, 3, dtype=torch.float32)
     causal, lengths = options.get("causal", True), options.get("lengths")

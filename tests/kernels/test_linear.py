@@ -118,7 +118,7 @@ def test_shapes_that_do_not_fit_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("leaky", [0.0, -0.1, 1.5, float("nan")])
-def test_slopes_that_lose_the_sign_of_what_they_were_applied_to_are_refused(leaky):
+def test_slopes_outside_zero_to_one_are_refused(leaky):
     """The gradient is read off the output, which overwrites the input."""
     with pytest.raises(ValueError, match=rf"leaky must be None or a slope in \(0, 1\], got {leaky}"):
         kernels.linear(torch.ones(2, 3), torch.ones(4, 3), leaky=leaky)

@@ -254,7 +254,7 @@ def test_mamba_ssm_that_cannot_run_says_why_and_how_to_install_it():
         ({"backend": "tpu"}, "backend must be 'auto' or one of .*got 'tpu'"),
     ],
 )
-def test_what_does_not_fit_is_named(change, message):
+def test_bad_arguments_raise_errors_that_name_them(change, message):
     with pytest.raises(ValueError, match=message):
         kernels.selective_scan(**{**random_inputs(dtype=torch.float32), **change})
 

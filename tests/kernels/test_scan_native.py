@@ -43,7 +43,7 @@ def test_threads_change_nothing():
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
-def test_states_that_grow_beyond_float32_are_infinite_and_numbers_that_are_none_stay_so():
+def test_overflowing_states_are_infinite_and_nan_stays_nan():
     u, delta = torch.ones(1, 1, 3), torch.tensor([[[88.0, 89.0, float("nan")]]])
     one = torch.ones(1, 3)
     _, last, _ = native.forward(u, delta, one, one[:, :1, None], one[:, :1, None], one[None], save=False)

@@ -64,7 +64,7 @@ def test_a_backend_that_is_right_passes(with_backend):
     ],
     ids=["unwritten", "inexact", "dtype", "gradient"],
 )
-def test_what_is_wrong_is_named(with_backend, run, message):
+def test_the_message_names_the_wrong_result(with_backend, run, message):
     with_backend(run)
     with pytest.raises(AssertionError, match=r"linear \(7x33x65\) by torch: " + message):
         testing.check(examples.linear(), "torch")

@@ -141,7 +141,7 @@ def test_equals_the_golden_numbers(golden, name, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_targets_at_and_beyond_the_support_count_as_its_ends(backend, kind):
+def test_targets_are_clamped_to_the_support(backend, kind):
     bins = Bins(-10.0, 100.0, 33)
     logits = torch.randn(6, 33, generator=torch.Generator().manual_seed(0))
     far = torch.tensor([-10.0, -10.001, -3e38, -math.inf, 1e30, math.inf])
@@ -153,7 +153,7 @@ def test_targets_at_and_beyond_the_support_count_as_its_ends(backend, kind):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_target_that_is_no_number_spoils_its_own_row_alone(backend, kind):
+def test_a_nan_target_makes_only_its_own_row_nan(backend, kind):
     bins = Bins(-10.0, 10.0, 9)
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = LOSSES[kind](logits, torch.tensor([1.0, math.nan, 2.0]), bins, backend=backend)
@@ -164,7 +164,7 @@ def test_a_target_that_is_no_number_spoils_its_own_row_alone(backend, kind):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_masked_rows_give_zero_whatever_they_hold(backend, kind):
+def test_masked_rows_have_zero_loss_and_gradient(backend, kind):
     bins = Bins(-10.0, 10.0, 9)
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     logits[1] = math.nan
@@ -223,7 +223,7 @@ LOGITS, TARGET, BINS = torch.zeros(2, 3, 8), torch.zeros(2, 1), Bins(-1.0, 1.0, 
         (LOGITS, TARGET, {"backend": "magic"}, "backend must be 'auto' or one of"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(logits, target, options, message):
+def test_bad_arguments_raise_errors_that_name_them(logits, target, options, message):
     for loss in LOSSES.values():
         with pytest.raises(ValueError, match=message):
             loss(logits, target, BINS, **options)

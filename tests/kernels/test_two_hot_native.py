@@ -106,7 +106,7 @@ assert build.main([]) == 1
 """
 
 
-def test_without_a_compiler_torch_computes_and_an_explicit_request_says_what_is_missing(tmp_path):
+def test_without_a_compiler_torch_computes_and_a_request_for_cpp_says_why_not(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_A_COMPILER],
         env={**os.environ, "AMAGO_KERNELS_CACHE": str(tmp_path / "cache"), "PATH": str(tmp_path)},
