@@ -23,18 +23,6 @@ def threads():
     torch.set_num_threads(before)
 
 
-def case(n=33, dtype=torch.float32, seed=0):
-    """Logits (3, 5, 4, n), the first bin and the labels of windows of 3 bins, a mask and weights."""
-    g = torch.Generator().manual_seed(seed)
-    accumulate = torch.float64 if dtype == torch.float64 else torch.float32
-    logits = torch.randn(3, 5, 4, n, generator=g, dtype=torch.float64).to(dtype)
-    first = torch.randint(0, n - 2, (3, 5, 1), generator=g).expand(3, 5, 4)
-    label = torch.rand(3, 5, 1, 3, generator=g, dtype=torch.float64).to(accumulate).expand(3, 5, 4, 3)
-    mask = torch.rand(3, 5, 1, generator=g).expand(3, 5, 4) > 0.3
-    weight = torch.rand(5, 4, generator=g, dtype=torch.float64).to(accumulate).expand(3, 5, 4)
-    return logits, first, label, mask, weight
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_gradients_are_rounded_to_the_nearest_half_precision_number(dtype):
     """A sure row hands the incoming gradient on as it is, so what is written is that number, rounded."""
