@@ -59,8 +59,8 @@ def _losses(operation: str) -> dict[str, Maker]:
         "linear support": partial(make, bins=Bins(-50.0, 70.0, 101, symlog=False)),
         "mask and weight": partial(make, mask=True, weight=True),
         "targets at and beyond the support": partial(make, rows=(20, 2, 2), targets=ends),
-        "targets that are no numbers": partial(make, targets=(1.0, math.nan, 2.0)),
-        "logits of ten thousand": partial(make, size=1e4),
+        "NaN targets": partial(make, targets=(1.0, math.nan, 2.0)),
+        "logits of 1e4": partial(make, size=1e4),
     }
 
 
@@ -79,7 +79,7 @@ SAMPLES: dict[str, dict[str, Maker]] = {
         "linear support": partial(
             examples.two_hot, "two_hot_mean", bins=Bins(-50.0, 70.0, 101, symlog=False)
         ),
-        "logits of ten thousand": partial(examples.two_hot, "two_hot_mean", size=1e4),
+        "logits of 1e4": partial(examples.two_hot, "two_hot_mean", size=1e4),
     },
     "attention": {
         "causal": examples.attention,

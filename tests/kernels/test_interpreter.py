@@ -15,7 +15,8 @@ assert not INTERPRETED, "these tests are for a process without TRITON_INTERPRET"
     [
         ("test_correctness.py",),
         ("test_two_hot.py", "test_two_hot_gpu.py", "test_scan_triton.py"),
-        ("test_attention_triton.py", "test_attention_step_gpu.py"),
+        ("test_attention_triton.py",),
+        ("test_attention_step_gpu.py",),
     ],
     ids=" ".join,
 )
