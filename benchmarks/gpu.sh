@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Correctness of amago.kernels, then the order of its backends, then its benchmarks, on a machine with a GPU.
+# Correctness of amago.kernels, then its benchmarks, on a machine with a GPU.
 #
 #   benchmarks/gpu.sh [--cpu] [FOLDER]
 #
 # It runs from the source tree and needs bash, Python, torch, triton and pybind11; no installation. Everything goes to
-# FOLDER (else $OUT, else benchmarks/results): a log of each step, measured.json (the table of
-# `python -m amago.kernels.tune`), kernels.csv (of `python -m benchmarks.kernels`) and summary.txt. A step that fails
-# or takes too long does not keep the next one from running; the exit status is then 1. All together takes less than
-# 9 minutes: each step has a limit, and none begins after SECONDS_IN_ALL.
+# FOLDER (else $OUT, else benchmarks/results): a log of each step, kernels.csv (of `python -m benchmarks.kernels`) and
+# summary.txt. A step that fails or takes too long does not keep the next one from running; the exit status is then 1.
+# All together takes less than 9 minutes: each step has a limit, and none begins after SECONDS_IN_ALL.
 #
 #   --cpu        the same on the CPU with small sizes, to try the script where there is no GPU
 #   PYTHON       the interpreter (python3)
@@ -37,7 +36,7 @@ if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch
     echo "$python sees no CUDA device: run it on a machine with one, or try the script with --cpu" >&2
     exit 2
 fi
-operations=${OPERATIONS:-$("$python" -c 'from amago.kernels.shape_classes import NAMES; print(*NAMES)')} || exit 2
+operations=${OPERATIONS:-$("$python" -c 'from amago.kernels import available_backends; print(*available_backends())')} || exit 2
 
 status=0
 say() { echo "$*" | tee -a "$out/summary.txt"; }
@@ -67,7 +66,7 @@ commands() {
     failed='|| { echo FAILED with status $?; exit 1; }'
     for operation in $operations; do
         for backends in "triton cuda mamba_ssm" "flex sdpa torch" "eager cpp onednn"; do
-            echo "$python -m amago.kernels.testing --device $device --only $operation --backends $backends" \
+            echo "$python -m tests.kernels.testing --device $device --only $operation --backends $backends" \
                 "--seconds 70 $failed"
         done
     done
@@ -75,7 +74,6 @@ commands() {
     # What is compiled here side by side is found on the disk by the steps that time one thing after the other.
     # Whether it works is for those to say.
     for operation in $operations; do
-        echo "$python -m amago.kernels.tune --only $operation --rounds 1 || true"
         case $operation in
             attention) parts="0 1 2 3" ;;
             two_hot* | hl_gauss*) parts="0 1" ;;
@@ -98,17 +96,8 @@ step build 80 "$python" -m amago.kernels.build $natives
 commands >"$out/commands.txt"
 step correctness 150 env OMP_NUM_THREADS=1 xargs -a "$out/commands.txt" -P "$jobs" -I '{}' sh -c '{}'
 
-if [ "$device" = cpu ]; then
-    rounds=1 quick=--quick
-else
-    rounds=5 quick=
-fi
-# shellcheck disable=SC2086
-if [ -z "${OPERATIONS:-}" ]; then
-    step tune 90 "$python" -m amago.kernels.tune --device "$device" --rounds "$rounds" --output "$out/measured.json"
-    # The benchmarks' "auto" goes by it.
-    [ "$device" = cpu ] || cp "$out/measured.json" "$AMAGO_KERNELS_CACHE/measured.json" || status=1
-fi
+quick=
+[ "$device" = cuda ] || quick=--quick
 # shellcheck disable=SC2086
 step benchmarks 240 "$python" -m benchmarks.kernels --device "$device" $quick --seconds 110 \
     --only $operations --output "$out/kernels.csv"

@@ -1,6 +1,6 @@
-"""What `benchmarks.kernels` times: calls of each operation, the work in them, and what else a user would write.
+"""Benchmark cases of `benchmarks.kernels`: example calls, their work, and alternatives without this package.
 
-Work is counted as the least that has to be done, whoever does it:
+Work is the minimum that any implementation has to do:
 
 - two-hot operations, in bytes: the logits are read once forward, and once backward, and their gradient written;
 - attention, in floating-point operations: 4 D for every pair of a query and a key that it sees, once forward, and
@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.kernels import examples
+from tests.kernels.examples import Example
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from amago.kernels import Bins, examples
-from amago.kernels.examples import Example
+from amago.kernels import Bins
 
 BINS = Bins(-1e5, 1e5, 128)
 Way = Callable[..., Any]  # takes the tensors of an example by name
@@ -33,18 +34,18 @@ HALF, SINGLE = torch.bfloat16, torch.float32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What to time.
+    """One benchmark case.
 
     Args:
         name: of the case, unique within its operation.
-        make: makes the call for a device; `dtype` and sizes are given.
-        shape: what the tensors' axes are.
+        make: makes the example call for a device and dtype.
+        shape: of the tensors, for the table.
         dtype: of the numbers.
-        backward: whether gradients are computed too.
+        backward: whether gradients are computed as well.
         work: bytes, or floating-point operations, of one call.
-        bound: "bandwidth" or "products", by what the work is limited at best.
-        others: ways that do without this package.
-        without: backends that are left out, for their memory.
+        bound: "bandwidth" or "products", the resource that limits the work at best.
+        others: implementations without this package.
+        without: backends that are left out because of their memory.
     """
 
     name: str
@@ -73,7 +74,7 @@ def _none(_: Example) -> dict[str, Way]:
 
 
 def dense_labels(logits: Tensor, target: Tensor) -> Tensor:
-    """The two-hot loss by labels that are built: two one-hot vectors per target, weighted and added."""
+    """The two-hot loss with dense labels: two one-hot vectors per target, weighted and added."""
     position = BINS.position(target)
     low = position.floor().clamp(max=BINS.n - 2)
     share = (position - low).unsqueeze(-1)
@@ -110,15 +111,15 @@ def _losses(operation: str, device: str) -> Iterator[Case]:
 
 
 def visible_pairs(length: int, window: int | None, sink: int) -> int:
-    """Pairs of a query and a key that it sees, causal, of one head of one row."""
+    """Number of visible pairs of a query and a key, causal, in one head of one row."""
     if window is None:
         return length * (length + 1) // 2
-    # Of the sinks, those that the window does not reach.
+    # Plus the sinks outside the window.
     return sum(min(i, window) + 1 + min(sink, max(0, i - window)) for i in range(length))
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, kernel: Any) -> Tensor:
-    """torch's fused attention by one of its kernels, or by the one that it picks."""
+    """torch's fused attention by a given kernel, or by torch's choice."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if kernel is None:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -129,7 +130,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, kernel: Any) -
 
 
 def _flex(length: int, device: torch.device, options: dict[str, Any]) -> Way:
-    """torch's flex_attention, compiled, with a block mask that was made before."""
+    """torch's flex_attention, compiled, with a precomputed block mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     window, sink = options.get("window"), options.get("sink", 0)
@@ -156,7 +157,7 @@ def _flex(length: int, device: torch.device, options: dict[str, Any]) -> Way:
 
 
 def _other_attention(length: int, options: dict[str, Any], example: Example) -> dict[str, Way]:
-    """torch's attention in all ways that know the options."""
+    """All of torch's attention functions that support the options."""
     device = example.tensors["q"].device
     ways: dict[str, Way] = {}
     window, sink = options.get("window"), options.get("sink", 0)
@@ -188,7 +189,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def _attention(device: str) -> Iterator[Case]:
-    """On a GPU 32,768 positions in rows of every length, on a CPU the learner's batch."""
+    """On a GPU 32,768 positions in rows of several lengths, on a CPU the learner's batch."""
     heads = 8
     for dim in (64, 32) if device == "cuda" else (32,):
         for kind, options in KINDS.items():
@@ -211,7 +212,7 @@ def _attention(device: str) -> Iterator[Case]:
 
 
 def _steps(device: str) -> Iterator[Case]:
-    """A ring that fits into a processor's cache, and one beyond it."""
+    """A ring cache that fits into the processor's cache, and one that does not."""
     sizes = (
         ((12, 128, 8, 32), (64, 512, 8, 32)) if device == "cpu" else ((64, 512, 8, 64), (512, 1024, 8, 64))
     )

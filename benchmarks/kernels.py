@@ -1,19 +1,19 @@
-"""Every operation of amago.kernels by every backend that runs here, beside what a user would write without it.
+"""Benchmark of every operation of amago.kernels, by every backend that runs here and by alternatives without it.
 
     .venv/bin/python -m benchmarks.kernels
     .venv/bin/python -m benchmarks.kernels --only two_hot_cross_entropy --quick --no-save
     .venv/bin/python -m benchmarks.kernels --device cuda --seconds 200
 
-`benchmarks.kernel_cases` holds what is timed and how its work is counted. All ways of one case take turns in one
-process, an operation in a process of its own. `rate` is the work over the median time; `share` is its part of the
-`ceiling`, measured in the same process: a copy of 1 GiB, counting reads and writes, or a product of square
-matrices. `peak_mib` is the most that torch's allocator held during one call beyond what it held before.
-`times_eager` is the eager backend's median over this one's.
+`benchmarks.kernel_cases` holds the cases and their work. All implementations of a case are timed in turns in one
+process, each operation in a process of its own. `rate` is work divided by median time; `share` is its fraction of
+the `ceiling`, measured in the same process: a copy of 1 GiB, counting reads and writes, or a product of square
+matrices. `peak_mib` is the peak of torch's allocator during one call, above its level before. `times_eager` is the
+eager backend's median divided by this one's.
 
-Memory on a CPU: the losses appear twice. "fresh": glibc hands buffers above 32 MiB back at once, and each call
-faults in new pages for its gradient; "kept": `amago.kernels.memory.keep_freed_memory()` was called before.
+On a CPU the losses appear twice. "fresh": glibc returns buffers above 32 MiB to the kernel, and each call faults
+in new pages for its gradient; "kept": after `amago.kernels.memory.keep_freed_memory()`.
 
-Rows go to benchmarks/results/kernels.csv. It needs this folder, amago.kernels and torch, nothing else of ours.
+Rows go to benchmarks/results/kernels.csv. It needs this folder, tests/kernels, amago.kernels and torch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from tests.kernels.examples import Example
 
-from amago.kernels import timing
 from amago.kernels.backends import Unsupported, operations
-from amago.kernels.examples import Example
 from amago.kernels.memory import keep_freed_memory
+from benchmarks import kernel_timing as timing
 from benchmarks.kernel_cases import CASES, Case, Way
 from benchmarks.machine import ROOT, append, describe, version
 
@@ -55,7 +55,7 @@ SHOWN = (
 
 
 def ways_of(case: Case, example: Example) -> dict[str, Way]:
-    """Our backends that are here, "auto" and the alternatives, by name; each takes the example's tensors."""
+    """Our backends that run here, "auto" and the alternatives, by name; each takes the example's tensors."""
     names = [x.backend.value for x in operations()[example.operation] if not x.missing()]
     ways: dict[str, Way] = {}
     for name in ("auto", *(name for name in names if name not in case.without)):
@@ -64,7 +64,7 @@ def ways_of(case: Case, example: Example) -> dict[str, Way]:
 
 
 def as_call(way: Way, example: Example, backward: bool) -> timing.Call:
-    """What is timed: a way with the tensors of an example, forward or forward and backward.
+    """The call to time: an implementation with the tensors of an example, forward or forward and backward.
 
     Raises:
         Unsupported: if the backend cannot run it.
@@ -82,7 +82,7 @@ def as_call(way: Way, example: Example, backward: bool) -> timing.Call:
 def prepared(
     ways: dict[str, Way], example: Example, backward: bool, failures: list[str]
 ) -> dict[str, timing.Call]:
-    """Those that can run, after their first call; what fails otherwise is left out, and added to the failures."""
+    """The calls that can run, after a first call; others are left out, and errors are added to the failures."""
     calls = {}
     for name, way in ways.items():
         try:
@@ -90,8 +90,8 @@ def prepared(
             call()
         except Unsupported:
             continue
-        except Exception as error:  # of one way: the others are still to be measured
-            if not name.startswith("SDPA"):  # of torch's kernels each refuses what it cannot run
+        except Exception as error:  # of one implementation: the others are still measured
+            if not name.startswith("SDPA"):  # torch's kernels raise for what they cannot run
                 text = str(error).strip().splitlines()
                 failures.append(f"{example.operation}, {name}: {type(error).__name__}: {' '.join(text[:2])}")
             continue
@@ -100,7 +100,7 @@ def prepared(
 
 
 def peak_mib(call: timing.Call, device: str) -> float:
-    """The most that torch's allocator held during a call beyond what it held before."""
+    """Peak of torch's allocator during a call, above its level before."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -120,7 +120,7 @@ def peak_mib(call: timing.Call, device: str) -> float:
 def right(
     ways: dict[str, Way], calls: dict[str, timing.Call], example: Example, failures: list[str]
 ) -> dict[str, timing.Call]:
-    """The calls without those whose results are not even near the most trusted one's, which are not timed."""
+    """The calls whose results are near the reference's; others are not timed."""
     with torch.no_grad():
         results = {name: ways[name](**example.tensors) for name in calls}
     firsts = {name: x[0] if isinstance(x, tuple) else x for name, x in results.items()}
@@ -168,7 +168,7 @@ def measure(
 
 
 def measure_ceilings(device: str, quick: bool) -> dict[str, float]:
-    """The rates that shares are of: bandwidth in GB/s and products in GFLOP/s by dtype."""
+    """Peak rates of the device: bandwidth in GB/s, and products in GFLOP/s by dtype."""
     calls: dict[str, timing.Call] = {}
     source = torch.ones(1 << 28, device=device)
     target = torch.zeros_like(source)
@@ -184,7 +184,7 @@ def measure_ceilings(device: str, quick: bool) -> dict[str, float]:
 
 
 def compile_all(cases: list[Case], device: str, until: float, failures: list[str]) -> None:
-    """Calls once what is compiled, so that a later process finds it on the disk."""
+    """Calls the compiled implementations once, so that a later process finds them in the disk cache."""
     for case in cases:
         if time.monotonic() < until:
             example = case.make(device=device, dtype=case.dtype)
@@ -197,7 +197,7 @@ def run_operation(arguments: argparse.Namespace) -> list[str]:
     """Measures one operation in this process, a line of JSON for each row; returns what failed."""
     failures: list[str] = []
     torch.manual_seed(0)
-    # Every case is compiled for its own sizes.
+    # Every case is compiled for its sizes.
     torch._dynamo.config.recompile_limit = 1000
     if arguments.memory == "kept":
         keep_freed_memory()
@@ -223,7 +223,7 @@ def run_operation(arguments: argparse.Namespace) -> list[str]:
 
 
 def device_columns(device: str) -> dict[str, str]:
-    """The device, and what else the numbers depend on."""
+    """The device, and the versions that the numbers depend on."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {
         "device": name,
@@ -236,7 +236,7 @@ def device_columns(device: str) -> dict[str, str]:
 def in_a_process_of_its_own(
     operation: str, memory: str, arguments: argparse.Namespace
 ) -> Iterator[dict[str, str]]:
-    """The rows of an operation, as they are measured; a process that fails takes no other operation with it.
+    """The rows of an operation, as they are measured, in a process of its own.
 
     Raises:
         RuntimeError: at the end, if it failed.
@@ -245,7 +245,7 @@ def in_a_process_of_its_own(
     command += ["--device", arguments.device, "--seconds", str(arguments.seconds)]
     command += ["--quick"] if arguments.quick else []
     command += [] if arguments.compile_only is None else ["--compile-only", str(arguments.compile_only)]
-    # The profiler, which counts memory on a CPU, has a log of its own.
+    # Silences the log of the profiler, which counts memory on a CPU.
     environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

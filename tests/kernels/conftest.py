@@ -1,4 +1,4 @@
-"""What the tests of several kernels share."""
+"""Fixtures of the kernels' tests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels import examples, samples, testing
 
-from amago.kernels import cuda, examples, testing
+from amago.kernels import build
 from amago.kernels.backends import Backend, Unsupported, operations
-from amago.kernels.compile import SHARED, Extension, cpu_features
+from amago.kernels.native import TWO_HOT, Extension
 from amago.kernels.triton_runtime import INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,7 @@ class Case:
 
     def small(self, dtype: torch.dtype = torch.float32) -> examples.Example:
         """A call that every backend takes."""
-        first = next(iter(examples.sample_calls(self.operation, self.device)))
+        first = next(iter(samples.sample_calls(self.operation, self.device)))
         if INTERPRETED and self.operation == "selective_scan":
             first = examples.selective_scan(1, 2, 3, 2)
         elif INTERPRETED and self.operation == "attention":
@@ -81,61 +82,45 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, list(_cases(name == "case_or_eager")))
 
 
-@dataclass(frozen=True)
-class OnCpu(Extension):
-    """A module of CUDA C++ compiled for the CPU, quickly, and kept for as long as no source changes."""
-
-    of: Extension = field(kw_only=True)
-
-    def source_key(self):
-        folders = (self.of.sources[0].parent, SHARED, HEADERS)
-        sources = [*self.of.sources, *(header for folder in folders for header in folder.glob("*.h"))]
-        setting = repr((self.sources[0].read_text(), cpu_features(), sys.version))
-        return hashlib.sha256(b"".join(map(Path.read_bytes, sources)) + setting.encode()).hexdigest()[:20]
-
-    def flags(self):
-        return (*(flag for flag in super().flags() if flag != "-O3"), "-O0", f"-I{HEADERS}")
-
-
-@dataclass(frozen=True)
-class ForTwoGpus(cuda.CudaExtension):
-    """A module as nvcc builds it for an A100 and an H100, quickly; there need not be either."""
-
-    def flags(self):
-        quick = (*cuda.FLAGS[1:], "-O0", "-Xcicc=-O0", "-Xptxas=-O0")
-        return (*quick, *(f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)))
-
-    def has_hardware(self):
-        return True
-
-
 @pytest.fixture(scope="session")
 def cuda_on_cpu(tmp_path_factory):
-    """Compiles CUDA's sources of an extension as C++ whose threads are coroutines, and loads the module.
+    """Compiles CUDA sources of an extension as C++ whose threads are coroutines, and loads the module.
 
-    Takes the extension and the type that its kernels take, for here a kernel's address says nothing of it.
+    Takes the extension and the type of its kernels' argument, which a kernel's address does not tell here.
     """
 
     def load(extension, argument: str):
-        wrapper = tmp_path_factory.mktemp("cuda") / "on_cpu.cpp"
+        folder = tmp_path_factory.mktemp("cuda")
+        wrapper = folder / "on_cpu.cpp"
         declared = f"namespace amago {{ struct {argument.rpartition(':')[2]}; }}"
         lines = ["#include <cuda_runtime.h>", declared, f"#define EMULATED_ARGUMENT {argument}"]
-        wrapper.write_text("\n".join([*lines, *(f'#include "{path}"' for path in extension.sources), ""]))
-        return OnCpu(extension.name, (wrapper,), of=extension).load()
+        lines += [f'#include "{path}"' for path in extension.sources]
+        # The key of a build is made of its sources: here of the CUDA sources and the emulation's headers.
+        texts = [path.read_bytes() for path in (*extension.sources, *sorted(HEADERS.glob("*.h")))]
+        lines.append(f"// {hashlib.sha256(b''.join(texts)).hexdigest()}")
+        wrapper.write_text("\n".join([*lines, ""]))
+        with pytest.MonkeyPatch.context() as patch:
+            flags = (*(flag for flag in build.flags(TWO_HOT) if flag != "-O3"), "-O0", f"-I{HEADERS}")
+            patch.setattr(build, "flags", lambda _: flags)
+            return Extension(extension.name, (wrapper,)).load()
 
     return load
 
 
 @pytest.fixture
-def build_for_two_gpus():
-    """Builds an extension of CUDA for two kinds of GPU; returns the file. Skips where there is no nvcc."""
+def build_for_gpu(monkeypatch):
+    """Builds an extension of CUDA for a compute capability; returns the file. Skips where there is no nvcc."""
 
-    def build(extension) -> Path:
+    def build_it(extension, capability: int) -> Path:
         if shutil.which("nvcc") is None:
             pytest.skip("nvcc is not on the PATH")
-        return ForTwoGpus(extension.name, extension.sources).build()
+        quick = (*build.NVCC_FLAGS[1:], "-O0", "-Xcicc=-O0", "-Xptxas=-O0")
+        flags = (*quick, f"-gencode=arch=compute_{capability},code=sm_{capability}")
+        monkeypatch.setattr(build, "flags", lambda _: flags)
+        monkeypatch.setattr(Extension, "has_hardware", lambda _: True)
+        return build.build(extension)
 
-    return build
+    return build_it
 
 
 @pytest.fixture

@@ -69,29 +69,6 @@ def test_scores_are_biased_and_then_clipped(options):
     torch.testing.assert_close(out.double(), reference(q, k, v, **options), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_strided_inputs_give_the_same_result(backend):
-    packed = torch.stack(random_qkv(seed=2), dim=2)  # (B, L, 3, H, D)
-    q, k, v = packed.unbind(2)
-    assert not q.is_contiguous()
-    torch.testing.assert_close(
-        kernels.attention(q, k, v, backend=backend),
-        kernels.attention(q.contiguous(), k.contiguous(), v.contiguous(), backend=backend),
-    )
-
-
-def test_gradients_of_the_backends_agree_and_pass_gradcheck():
-    grads = []
-    for backend in BACKENDS:
-        qkv = [x.double().requires_grad_() for x in random_qkv(length=4, heads=1, seed=3)]
-        kernels.attention(*qkv, window=2, backend=backend).square().sum().backward()
-        grads.append([x.grad for x in qkv])
-    for eager, other in zip(*grads, strict=True):
-        torch.testing.assert_close(eager, other)
-    qkv = [x.double().requires_grad_() for x in random_qkv(rows=1, length=3, heads=1, dim=4)]
-    assert torch.autograd.gradcheck(lambda q, k, v: kernels.attention(q, k, v, backend="eager"), qkv)
-
-
 def test_dropout_keeps_the_expectation():
     torch.manual_seed(0)
     q, k, v = random_qkv(rows=1, length=4, heads=1)
@@ -141,7 +118,7 @@ def test_a_full_ring_attends_to_the_last_steps_of_every_row(backend):
     "options", [{}, {"window": 1, "sink": 1}, {"mask_mod": same_parity}], ids=["plain", "window", "mask_mod"]
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_finite_in_slots_of_an_episode_before_stays_there(backend, options, filler):
+def test_stale_slots_may_hold_nan_or_infinity(backend, options, filler):
     """The rows are new, in the middle of the ring, and beyond it; what their episodes hold is not touched."""
     step = kernels.flex_attention_step if "mask_mod" in options else kernels.attention_step
     lengths = torch.tensor([0, 2, 9])
@@ -153,28 +130,6 @@ def test_what_is_not_finite_in_slots_of_an_episode_before_stays_there(backend, o
         out, wanted = (step(*qkv, cache, backend=backend, **options) for cache in (spoiled, clean))
     assert torch.equal(out, wanted)
     assert torch.equal(spoiled.values[~unused.expand_as(past[0])], clean.values[~unused.expand_as(past[0])])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_no_number_in_an_episode_is_no_number_in_its_row_alone(backend):
-    cache = kernels.RingCache.empty(2, 4, 3, 8)
-    cache.lengths += 2
-    cache.values[1, 1, 0, 0] = math.nan
-    out = kernels.attention_step(*random_qkv(length=1), cache, backend=backend)
-    assert not out[0].isnan().any()
-    assert out[1, 0, 0, 0].isnan()
-    assert cache.values[1, 1, 0, 0].isnan()
-
-
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_a_sum_beyond_half_precision_is_not_taken_for_what_an_episode_left(backend):
-    cache = kernels.RingCache.empty(64, 4, 8, 64, dtype=torch.float16)
-    cache.values.fill_(7.0)
-    qkv = torch.full((3, 64, 1, 8, 64), 3.0, dtype=torch.float16)
-    with torch.no_grad():
-        out = kernels.attention_step(*qkv, cache, backend=backend)
-    assert (out == 3.0).all()
-    assert (cache.values[:, 1:] == 7.0).all()
 
 
 def test_sinks_of_a_full_ring_are_the_first_steps_it_remembers():
@@ -258,32 +213,12 @@ def test_keys_enter_the_cache_rotated_and_inputs_stay_as_they_are(backend):
     assert all(torch.equal(x, copy) for x, copy in zip((q, k, v), copies, strict=True))
 
 
-def test_rotary_steps_have_gradients():
-    q, k, v = (x.double().requires_grad_() for x in random_qkv(rows=1, length=1, heads=1, dim=4))
-
-    def step(q, k, v):
-        g = torch.Generator().manual_seed(0)
-        memory = (torch.randn(1, 3, 1, 4, generator=g, dtype=torch.float64) for _ in range(2))
-        cache = kernels.RingCache(*memory, torch.tensor([2]))
-        return kernels.attention_step(q, k, v, cache, rotary_base=10.0, backend="eager")
-
-    assert torch.autograd.gradcheck(step, (q, k, v))
-
-
 def test_an_explicit_backend_that_cannot_run_says_why():
     q, k, v = random_qkv()
     with pytest.raises(RuntimeError, match=r"sdpa: .*cannot clip logits"):
         kernels.attention(q, k, v, logit_clip=1.0, backend="sdpa")
     with kernels.use_backend("sdpa"), pytest.raises(RuntimeError, match="cannot bias sinks"):
         kernels.attention(q, k, v, window=1, sink=1, sink_bias=1.0)
-
-
-def test_the_context_chooses_the_backend():
-    q, k, v = random_qkv()
-    with kernels.use_backend("eager"):
-        torch.testing.assert_close(
-            kernels.attention(q, k, v), kernels.attention(q, k, v, backend="eager"), rtol=0, atol=0
-        )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +239,7 @@ def test_the_context_chooses_the_backend():
         ({"q": torch.zeros(2, 7, 8)}, r"q must be \(batch, length, heads, head dim\)"),
     ],
 )
-def test_bad_input_is_named(change, message):
+def test_bad_arguments_raise_errors_that_name_them(change, message):
     arguments = dict(zip("qkv", random_qkv(), strict=True)) | change
     with pytest.raises(ValueError, match=message):
         kernels.attention(**arguments)
@@ -350,12 +285,3 @@ def test_an_odd_head_dimension_cannot_be_rotated():
     q, k, v = random_qkv(length=1, dim=7)
     with pytest.raises(ValueError, match="q must have an even head dimension to be rotated in pairs, got 7"):
         kernels.attention_step(q, k, v, kernels.RingCache.empty(2, 4, 3, 7), rotary_base=10.0)
-
-
-def test_available_backends_lists_the_operations_of_attention():
-    backends = kernels.available_backends()
-    flex = ["flex"] if torch.cuda.is_available() else []
-    assert backends["attention"] == ["sdpa", *flex, *(["triton"] if flex else []), "eager"]
-    assert backends["attention_step"][-2:] == ["sdpa", "eager"]  # after native code, where it can be built
-    assert backends["flex_attention"] == [*flex, "sdpa", "eager"]
-    assert backends["flex_attention_step"] == ["sdpa", "eager"]

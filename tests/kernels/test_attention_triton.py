@@ -1,6 +1,6 @@
 """The Triton kernels of `attention` against the eager version in float64.
 
-On a GPU these tests run on it. Elsewhere test_triton_attention.py runs them in Triton's interpreter.
+On a GPU these tests run on it. Elsewhere test_interpreter.py runs them in Triton's interpreter.
 """
 
 import math
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from amago import kernels
-from amago.kernels.attention import gpu
 from amago.kernels.triton_runtime import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -59,22 +58,6 @@ def assert_errs_at_most_twice_as_much_as_eager(qkv, **options):
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [8, 40, 128])
-def test_triton_takes_heads_of_any_width(poisoned, dim, dtype):
-    qkv = packed_qkv(dim=dim, dtype=dtype)
-    assert_errs_at_most_twice_as_much_as_eager(qkv)
-    assert_errs_at_most_twice_as_much_as_eager(qkv, window=3, sink=1, sink_bias=0.5, logit_clip=1.0)
-
-
-@on_gpu
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("length", [1, 17])
-def test_triton_takes_sequences_of_any_length(poisoned, length, causal):
-    assert_errs_at_most_twice_as_much_as_eager(packed_qkv(1, length), causal=causal)
-
-
-@on_gpu
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -92,7 +75,7 @@ def test_triton_takes_sequences_of_any_length(poisoned, length, causal):
     ],
     ids=str,
 )
-def test_triton_skips_no_block_that_a_query_sees(poisoned, options, causal):
+def test_triton_skips_only_fully_masked_blocks(poisoned, options, causal):
     assert_errs_at_most_twice_as_much_as_eager(packed_qkv(1, 140, 1), causal=causal, **options)
 
 
@@ -109,7 +92,7 @@ def test_triton_computes_whole_blocks_without_a_mask(poisoned, options, causal):
 @on_gpu
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("options", [{}, {"window": 9, "sink": 2, "logit_clip": 0.5}], ids=str)
-def test_triton_leaves_padding_out_and_gives_it_zeros(poisoned, options, causal):
+def test_triton_masks_padding_and_outputs_zeros_there(poisoned, options, causal):
     lengths = torch.tensor([0, 1, 65, 70], device=DEVICE)
     qkv = packed_qkv(4, 70, 1)
     assert_errs_at_most_twice_as_much_as_eager(qkv, causal=causal, lengths=lengths, **options)
@@ -120,29 +103,6 @@ def test_triton_leaves_padding_out_and_gives_it_zeros(poisoned, options, causal)
         assert not x[1, 1:].any()
         assert not x[2, 65:].any()
         assert x.isfinite().all()
-
-
-@on_gpu
-def test_triton_bears_scores_of_ten_thousand():
-    q, k, v = packed_qkv(1, 20)
-    assert_errs_at_most_twice_as_much_as_eager((q * 100, k * 100, v), scale=1.0)
-
-
-@on_gpu
-def test_triton_takes_what_is_strided_repeated_or_empty():
-    q, k, v = packed_qkv(2, 9, 2, 16)
-    odd = (q.expand(2, 9, 2, 16).transpose(1, 3).contiguous().transpose(1, 3), k[:, :, :1].expand_as(q), v)
-    assert_errs_at_most_twice_as_much_as_eager(odd)
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    both = [
-        torch.autograd.grad(kernels.attention(*leaves, backend=name).sum(), leaves)
-        for name in ("triton", "eager")
-    ]
-    for ours, plain in zip(*both, strict=True):
-        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
-    for shape in ((0, 3, 2, 16), (2, 0, 2, 16), (2, 3, 0, 16)):
-        empty = torch.empty(shape, device=DEVICE)
-        assert [x.shape for x in results((empty, empty, empty), "triton")] == [shape] * 4
 
 
 @on_gpu
@@ -169,24 +129,3 @@ def test_triton_drops_the_same_weights_backward_as_forward():
     for mine, wanted in zip(ours, exact, strict=True):
         torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-4)
     assert not torch.equal(kernels.attention(q, k, identity, **options), dropped)
-
-
-@on_gpu
-def test_triton_operators_keep_torchs_contract():
-    qkv = [x.detach().requires_grad_() for x in packed_qkv(2, 5)]
-    lengths = torch.tensor([5, 2], dtype=torch.int32, device=DEVICE)
-    seed = torch.tensor([3], device=DEVICE)
-    torch.library.opcheck(gpu.attention_op, (*qkv, lengths, seed, True, 2, 1, 0.5, 2.0, 0.1, 0.25))
-
-
-@on_gpu
-def test_triton_compiles_to_one_graph():
-    def call(q, k, v):
-        return kernels.attention(q, k, v, window=2, sink=1, logit_clip=3.0, backend="triton")
-
-    leaves = [x.detach().requires_grad_() for x in packed_qkv(2, 5)]
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager" if INTERPRETED else "inductor")
-    both = [f(*leaves) for f in (compiled, call)]
-    torch.testing.assert_close(*both)
-    for mine, plain in zip(*(torch.autograd.grad(x.square().sum(), leaves) for x in both), strict=True):
-        torch.testing.assert_close(mine, plain)

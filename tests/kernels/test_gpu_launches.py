@@ -111,16 +111,6 @@ def test_kernels_replay_in_a_cuda_graph_with_new_numbers(launched):
         assert_close(found, results(eager, inputs, leaves))
 
 
-def test_kernels_run_on_the_device_of_their_tensors(launched):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
-    call, eager, shapes, leaves = launched
-    inputs = inputs_of(shapes, "cuda:1")
-    found = results(call, inputs, leaves)
-    assert torch.cuda.current_device() == 0
-    assert_close(found, results(eager, inputs, leaves))
-
-
 def needs_memory(gigabytes):
     if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < gigabytes * 2**30:
         pytest.skip(f"needs {gigabytes} GB of free GPU memory")

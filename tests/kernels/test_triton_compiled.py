@@ -5,13 +5,12 @@ A kernel whose numbers do not fit into registers keeps them in memory, which cos
 
 import pytest
 
-from amago.kernels.attention import step_plan, triton_backward, triton_kernels, triton_step
+from amago.kernels.attention import gpu, triton_backward, triton_kernels, triton_step
 from amago.kernels.attention.triton_kernels import Kind
-from amago.kernels.scan import triton_backward as scan_backward
 from amago.kernels.scan import triton_kernels as scan
 from amago.kernels.triton_runtime import INTERPRETED
 from amago.kernels.two_hot import triton_kernels as two_hot
-from amago.kernels.two_hot.triton_blocks import rows_of_program
+from amago.kernels.two_hot.triton_kernels import rows_of_program
 
 assert not INTERPRETED, "these tests are for a process without TRITON_INTERPRET"
 MOST_SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of a program on an A100 and on a Hopper
@@ -48,7 +47,7 @@ def assert_attention_fits(compile_for_gpu, capability, dim, kind, *, stack=0, **
         assert "st.global.v4" in found.ptx
 
 
-@pytest.mark.parametrize(("capability", "dim"), [(90, 24), (90, 32), (90, 64), (90, 128), (80, 64)])
+@pytest.mark.parametrize(("capability", "dim"), [(90, 24), (90, 128), (80, 64)])
 def test_attention_in_half_precision_stays_in_registers_and_uses_tensor_cores(
     compile_for_gpu, capability, dim
 ):
@@ -69,14 +68,6 @@ def test_attention_with_dropout_takes_little_memory_beside_registers(compile_for
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim", [16, 40, 56, 72, 88, 104, 120, 128])
-def test_attention_over_heads_of_all_widths_leaves_hardly_a_word_outside_registers(compile_for_gpu, dim):
-    """None with Triton 3.6, up to four with 3.7."""
-    width = 1 << (dim - 1).bit_length()
-    assert_attention_fits(compile_for_gpu, 90, dim, Kind(width, 2, False), stack=64, **EVERYTHING)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dim", [32, 64, 128])
 def test_attention_in_float32_leaves_few_words_outside_registers(compile_for_gpu, dim, exact):
@@ -86,12 +77,12 @@ def test_attention_in_float32_leaves_few_words_outside_registers(compile_for_gpu
 
 @pytest.mark.parametrize(
     ("capability", "dtype", "size", "heads", "dim"),
-    [(90, "*bf16", 2, 8, 64), (90, "*fp32", 4, 8, 64), (90, "*bf16", 2, 3, 40), (80, "*bf16", 2, 8, 128)],
+    [(90, "*fp32", 4, 8, 64), (90, "*bf16", 2, 3, 40), (80, "*bf16", 2, 8, 128)],
 )
 def test_a_step_reads_its_cache_sixteen_bytes_at_a_time(compile_for_gpu, capability, dtype, size, heads, dim):
     width = 1 << (dim - 1).bit_length()
     group, slots = triton_step.tile_shape(heads, width, size)
-    assert (group, slots * group * width * size) == (step_plan.groups_of_heads(heads, group), 8192)
+    assert (group, slots * group * width * size) == (gpu.groups_of_heads(heads, group), 8192)
     arguments = dict.fromkeys(("q", "k", "v", "keys", "values", "out"), dtype)
     arguments |= dict.fromkeys(("part_max", "part_sum", "part_mixed"), "*fp32")
     arguments |= dict.fromkeys(("lengths", "positions"), "*i64")
@@ -122,7 +113,7 @@ TWO_HOT = (
 )
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*fp32")])
 def test_two_hot_kernels_read_and_write_sixteen_bytes_at_a_time(compile_for_gpu, capability, dtype):
     arguments = ROWS | SUPPORT | {"logits": dtype, "out": dtype, "logits_bin": 1, "out_bin": 1}
     arguments |= {"N": 128, "W": 128, "AXES": 3, "LOGITS_AXES": 1, "SYMLOG": True}
@@ -136,7 +127,7 @@ def test_two_hot_kernels_read_and_write_sixteen_bytes_at_a_time(compile_for_gpu,
         assert found.stack == 0, f"{kernel.__name__}: {found.stack} bytes"
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*bf16"), (90, "*fp32")])
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "*bf16"), (90, "*fp32")])
 @pytest.mark.parametrize("states", [16, 64])
 def test_scan_kernels_stay_in_registers(compile_for_gpu, states, capability, dtype):
     sequences = ("u", "delta", "B", "C", "z", "grad_y", "y", "grad_u", "grad_delta", "grad_z")
@@ -148,7 +139,7 @@ def test_scan_kernels_stay_in_registers(compile_for_gpu, states, capability, dty
     plain = {"z": None, "D": None, "bias": None, "initial": None, "SOFTPLUS": False, "SAVE": False, "rows": 1}
     for kernel, held in (
         (scan._forward, scan.FORWARD_STATES),
-        (scan_backward._backward, scan_backward.BACKWARD_STATES),
+        (scan._backward, scan.BACKWARD_STATES),
     ):
         channels, width = scan.widths(states, held)
         for options in ({}, plain):

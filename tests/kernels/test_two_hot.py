@@ -9,7 +9,7 @@ from amago import kernels
 from amago.kernels import Bins
 from amago.kernels.triton_runtime import INTERPRETED
 
-# Tensors are on the CPU, where Triton's kernels run in its interpreter only (see test_two_hot_triton.py).
+# Tensors are on the CPU, where Triton's kernels run in its interpreter only (see test_interpreter.py).
 BACKENDS = [
     name for name in kernels.available_backends()["two_hot_cross_entropy"] if name != "triton" or INTERPRETED
 ]
@@ -63,7 +63,7 @@ def random_case(seed, dtype=torch.float32):
     return logits, target, bins
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_loss_and_gradient_equal_the_formula(backend, kind, seed):
@@ -91,7 +91,7 @@ def test_hl_gauss_takes_any_width(backend, sigma):
     torch.testing.assert_close(logits.grad.double(), gradient, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mean_and_its_gradient_equal_the_formula(backend, seed):
     logits, _, bins = random_case(seed)
@@ -107,20 +107,6 @@ def test_mean_and_its_gradient_equal_the_formula(backend, seed):
     gradient = (slope * upstream.double()).unsqueeze(-1) * probs * (points - mean.unsqueeze(-1))
     torch.testing.assert_close(value.double(), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(logits.grad.double(), gradient, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("backend", ["torch", "eager"])
-def test_gradcheck(backend):
-    logits, target, bins = random_case(3, torch.float64)
-    logits = logits[:2, :2, :2, :2].clone().requires_grad_()
-    target = target[:2, :2, :, :2].double()
-    weight = torch.rand(target.shape, dtype=torch.float64)
-    mask = torch.rand(target.shape) > 0.3
-    for loss in LOSSES.values():
-        assert torch.autograd.gradcheck(
-            lambda x, loss=loss: loss(x, target, bins, mask=mask, weight=weight, backend=backend), [logits]
-        )
-    assert torch.autograd.gradcheck(lambda x: kernels.two_hot_mean(x, bins, backend=backend), [logits])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -155,7 +141,7 @@ def test_equals_the_golden_numbers(golden, name, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_targets_at_and_beyond_the_support_count_as_its_ends(backend, kind):
+def test_targets_are_clamped_to_the_support(backend, kind):
     bins = Bins(-10.0, 100.0, 33)
     logits = torch.randn(6, 33, generator=torch.Generator().manual_seed(0))
     far = torch.tensor([-10.0, -10.001, -3e38, -math.inf, 1e30, math.inf])
@@ -167,7 +153,7 @@ def test_targets_at_and_beyond_the_support_count_as_its_ends(backend, kind):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_target_that_is_no_number_spoils_its_own_row_alone(backend, kind):
+def test_a_nan_target_makes_only_its_own_row_nan(backend, kind):
     bins = Bins(-10.0, 10.0, 9)
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = LOSSES[kind](logits, torch.tensor([1.0, math.nan, 2.0]), bins, backend=backend)
@@ -178,7 +164,7 @@ def test_a_target_that_is_no_number_spoils_its_own_row_alone(backend, kind):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_masked_rows_give_zero_whatever_they_hold(backend, kind):
+def test_masked_rows_have_zero_loss_and_gradient(backend, kind):
     bins = Bins(-10.0, 10.0, 9)
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     logits[1] = math.nan
@@ -195,109 +181,6 @@ def test_masked_rows_give_zero_whatever_they_hold(backend, kind):
     torch.testing.assert_close(logits.grad[mask].double(), gradient, atol=1e-5, rtol=1e-4)
     nothing = LOSSES[kind](logits, target, bins, mask=torch.tensor(False), backend=backend)
     assert nothing.tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", LOSSES)
-def test_weights_multiply_loss_and_gradient(backend, kind):
-    logits, target, bins = random_case(4)
-    weight = torch.rand(target.shape, generator=torch.Generator().manual_seed(1))
-    logits.requires_grad_()
-    loss = LOSSES[kind](logits, target, bins, weight=weight, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient(kind, logits, target, bins)
-    torch.testing.assert_close(loss.double(), expected * weight, **LOSS)
-    torch.testing.assert_close(
-        logits.grad.double(), gradient * weight.double().unsqueeze(-1), atol=2e-5, rtol=1e-4
-    )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", LOSSES)
-def test_logits_of_ten_thousand_stay_exact(backend, kind):
-    bins = Bins(-10.0, 10.0, 16)
-    logits = 1e4 * torch.randn(50, 16, generator=torch.Generator().manual_seed(0)).sign()
-    target = torch.linspace(-12.0, 12.0, 50)
-    logits.requires_grad_()
-    loss = LOSSES[kind](logits, target, bins, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient(kind, logits, target, bins)
-    torch.testing.assert_close(loss.double(), expected, atol=5e-2, rtol=1e-5)
-    torch.testing.assert_close(logits.grad.double(), gradient, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize(
-    ("backend", "dtype"),
-    [(name, torch.float16) for name in BACKENDS]
-    + [(name, torch.bfloat16) for name in BACKENDS if name != "triton"],  # the interpreter's is wrong
-)
-def test_half_precision_errs_at_most_twice_as_much_as_rounding(backend, kind, dtype):
-    logits, target, bins = random_case(2)
-    half = logits.to(dtype).requires_grad_()
-    loss = LOSSES[kind](half, target, bins, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient(kind, half, target, bins)
-    assert loss.dtype == torch.float32  # statistics are not rounded at all
-    torch.testing.assert_close(loss.double(), expected, **LOSS)
-    rounding = (gradient.to(dtype).double() - gradient).abs().max()
-    assert half.grad.dtype == dtype
-    # The softmax and the label are each rounded once.
-    assert (half.grad.double() - gradient).abs().max() <= 2 * rounding + 1e-5
-    value = kernels.two_hot_mean(half, bins, backend=backend)
-    torch.testing.assert_close(value, kernels.two_hot_mean(half.detach().float(), bins), atol=1e-4, rtol=1e-4)
-
-
-def strided(logits):
-    """The same numbers in other memory: critics outermost, every other bin of a wider tensor, an odd offset."""
-    outer = logits.movedim(2, 0).contiguous().movedim(0, 2)
-    wide = torch.full((*logits.shape[:-1], 2 * logits.shape[-1] + 1), math.nan)[..., 1::2]
-    return [outer, wide.copy_(logits)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", LOSSES)
-def test_strided_logits_give_the_same_numbers(backend, kind):
-    logits, target, bins = random_case(5)
-    expected, gradient = loss_and_gradient(kind, logits, target, bins)
-    for other in strided(logits):
-        other = other.detach().requires_grad_()
-        loss = LOSSES[kind](other, target, bins, backend=backend)
-        loss.sum().backward()
-        torch.testing.assert_close(loss.double(), expected, **LOSS)
-        torch.testing.assert_close(other.grad.double(), gradient, atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(
-            kernels.two_hot_mean(other, bins, backend=backend), kernels.two_hot_mean(logits, bins)
-        )
-    same = logits[:, :, :1].expand(-1, -1, 3, -1, -1).detach().requires_grad_()
-    loss = LOSSES[kind](same, target, bins, backend=backend)
-    torch.testing.assert_close(loss, loss[:, :, :1].expand_as(loss))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_many_rows_go_through_in_parts(backend):
-    """More rows than one block holds, and a last block that is not full."""
-    bins = Bins(-1e5, 1e5, 128)
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(2501, 128, generator=g, requires_grad=True)
-    target = 1e3 * torch.randn(2501, generator=g)
-    loss = kernels.two_hot_cross_entropy(logits, target, bins, backend=backend)
-    loss.sum().backward()
-    expected, gradient = loss_and_gradient("two-hot", logits, target, bins)
-    torch.testing.assert_close(loss.double(), expected, **LOSS)
-    torch.testing.assert_close(logits.grad.double(), gradient, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", [(128,), (0, 128), (3, 0, 2, 128)])
-def test_one_row_and_no_row_at_all(backend, shape):
-    bins = Bins(-5.0, 5.0, 128)
-    logits = torch.zeros(shape, requires_grad=True)
-    loss = kernels.two_hot_cross_entropy(logits, torch.tensor(0.3), bins, backend=backend)
-    assert loss.shape == shape[:-1]
-    loss.sum().backward()
-    torch.testing.assert_close(loss, torch.full_like(loss, math.log(128)))
-    assert kernels.two_hot_mean(logits, bins, backend=backend).shape == shape[:-1]
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -340,7 +223,7 @@ LOGITS, TARGET, BINS = torch.zeros(2, 3, 8), torch.zeros(2, 1), Bins(-1.0, 1.0, 
         (LOGITS, TARGET, {"backend": "magic"}, "backend must be 'auto' or one of"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(logits, target, options, message):
+def test_bad_arguments_raise_errors_that_name_them(logits, target, options, message):
     for loss in LOSSES.values():
         with pytest.raises(ValueError, match=message):
             loss(logits, target, BINS, **options)

@@ -7,10 +7,11 @@
 - `two_hot_cross_entropy`, `hl_gauss_cross_entropy`, `two_hot_mean`: critics that classify returns into `Bins`.
 - `selective_scan`, `selective_scan_step`: Mamba's recurrence over whole sequences and step by step.
 - `linear`: linear layers by the faster of two libraries, a leaky ReLU included.
-- `available_backends`, `use_backend`: what can run, and how to insist on it; otherwise measured speed decides.
+- `available_backends`, `use_backend`: which backends can run, and how to request one; otherwise a fixed order per
+  device decides.
 
-Beside it: `amago.kernels.testing` and `examples` to check backends, `memory` for training on a CPU, `acting` for
-rollouts on one; and to be run by `python -m`: `amago.kernels.doctor`, `tune`, `testing`, `build`.
+Further modules: `memory` for training on a CPU, `acting` for rollouts on a CPU. Command lines:
+`python -m amago.kernels.doctor` and `python -m amago.kernels.build`.
 """
 
 from amago.kernels.attention import (

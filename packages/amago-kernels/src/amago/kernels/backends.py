@@ -1,9 +1,8 @@
-"""Which implementation of an operation runs, and why another one cannot.
+"""Backend selection: the registry of implementations and the order in which "auto" tries them.
 
-An operation is a public function with several implementations ("backends"). `backend=None` or "auto" takes
-the first one that supports the call, by speed where that was measured (`measured`) on such a device for calls of
-such a size (`shape_classes`), eager last in training, and otherwise in the default order. A backend that is
-asked for by name runs or raises with the reasons why not: nothing falls back silently from an explicit request.
+An operation is a public function with several implementations ("backends"). `backend=None` or "auto" takes the
+first backend of `ORDERS` that supports the call. A backend requested by name runs or raises with the reasons why
+it cannot: nothing falls back silently from an explicit request.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from amago.kernels import measured, shape_classes
-
 
 class Backend(str, Enum):
-    """The implementations by name; "eager" is the specification that the others are compared with."""
+    """Names of the implementations; "eager" is the reference that the others are tested against."""
 
     EAGER = "eager"
     SDPA = "sdpa"
@@ -33,22 +30,47 @@ class Backend(str, Enum):
     CUDA = "cuda"
 
 
+_CPP, _TRITON, _CUDA = Backend.CPP, Backend.TRITON, Backend.CUDA
+_TORCH, _SDPA, _FLEX, _EAGER = Backend.TORCH, Backend.SDPA, Backend.FLEX, Backend.EAGER
+
+# The order in which "auto" tries the backends of an operation, per device type; other devices use the CPU's order.
+# - CUDA: our Triton kernels come first where the operation is memory-bound and torch has no fused equal: two-hot
+#   losses and mean, scans, steps, and attention with a window, biased sinks, a clip or lengths (the row
+#   "masked_attention"). Plain causal attention runs on torch's fused kernels first. Eager is always last.
+# - CUDA C++ follows Triton, for it is compiled by nvcc at the first call, which takes half a minute.
+# - CPU: C++, then torch, then eager.
+_LOSS = {"cpu": (_CPP, _TORCH, _EAGER), "cuda": (_TRITON, _CUDA, _TORCH, _EAGER)}
+_SCAN = {"cpu": (_CPP, _TORCH, _EAGER), "cuda": (_TRITON, Backend.MAMBA_SSM, _TORCH, _EAGER)}
+ORDERS: dict[str, dict[str, tuple[Backend, ...]]] = {
+    "two_hot_cross_entropy": _LOSS,
+    "hl_gauss_cross_entropy": _LOSS,
+    "two_hot_mean": _LOSS,
+    "attention": {"cpu": (_SDPA, _EAGER), "cuda": (_SDPA, _TRITON, _FLEX, _EAGER)},
+    "masked_attention": {"cpu": (_SDPA, _EAGER), "cuda": (_TRITON, _FLEX, _SDPA, _EAGER)},
+    "attention_step": {"cpu": (_CPP, _SDPA, _EAGER), "cuda": (_TRITON, _CUDA, _SDPA, _EAGER)},
+    "flex_attention": {"cpu": (_SDPA, _EAGER), "cuda": (_FLEX, _SDPA, _EAGER)},
+    "flex_attention_step": {"cpu": (_SDPA, _EAGER), "cuda": (_SDPA, _EAGER)},
+    "selective_scan": _SCAN,
+    "selective_scan_step": _SCAN,
+    "linear": {"cpu": (Backend.ONEDNN, _EAGER), "cuda": (_EAGER,)},
+}
+
+
 class Unsupported(RuntimeError):
-    """No backend, or not the one that was asked for, can run a call; the message gives the reasons."""
+    """No backend, or not the requested one, can run a call; the message gives the reasons."""
 
 
 class Requirement(Protocol):
-    """What a backend needs of this machine, whatever the call; native code is one."""
+    """What a backend needs of the machine, whatever the call: a device, a package, a native module."""
 
     def missing(self) -> list[str]:
-        """Why it cannot run here, as far as can be told at once; nothing if it seems that it can."""
+        """Reasons why it cannot run here, as far as can be told without building; empty if it seems to run."""
 
     def failures(self) -> list[str]:
-        """Why it cannot run here, after all that getting it ready takes (a build, the first time)."""
+        """Reasons why it cannot run here; builds native code first if needed."""
 
 
-def _no_reasons(*_: object, **__: object) -> list[str]:
-    """Of an implementation that runs every call."""
+def _no_reasons(*_: object) -> list[str]:
     return []
 
 
@@ -58,10 +80,9 @@ class Implementation:
 
     Args:
         backend: its name.
-        run: the implementation itself; the operation hands all of them the same, checked.
-        unsupported: given the arguments of the call, the reasons why it cannot run them; none, and always none
-            by default, if it can.
-        needs: what it needs of the machine; got ready by the first call that it supports.
+        run: the implementation; all implementations of an operation take the same, checked arguments.
+        unsupported: given the arguments of a call, the reasons why this backend cannot run it; empty if it can.
+        needs: what it needs of the machine; made ready by the first call that it supports.
     """
 
     backend: Backend
@@ -70,45 +91,40 @@ class Implementation:
     needs: Requirement | None = None
 
     def missing(self) -> list[str]:
-        """Why it cannot run any call on this machine, as far as can be told without building."""
+        """Reasons why it cannot run any call on this machine, as far as can be told without building."""
         return [] if self.needs is None else self.needs.missing()
 
 
-# What `use_backend` asks for: a plain global, which torch.compile can read and watch for changes.
+# The backend set by `use_backend`: a plain global, which torch.compile can read and guard on.
 _preferred: Backend | None = None
-_operations: dict[str, list[Implementation]] = {}
-# Orders that were found before, as positions in `_operations`, by operation, device and class of sizes.
-_orders: dict[tuple[str, torch.device, str], tuple[int, ...]] = {}
-# Where nobody has measured them, our own kernels for GPUs come after what torch has.
-_LAST_UNLESS_MEASURED = (Backend.TRITON, Backend.CUDA)
+_operations: dict[str, dict[str, Implementation]] = {}
 
 
 def register(operation: str, implementations: Sequence[Implementation]) -> None:
-    """Enters the implementations of an operation, in the order in which "auto" tries them on a CPU by default."""
-    _operations[operation] = list(implementations)
-    _orders.clear()
+    """Registers the implementations of an operation, replacing earlier ones."""
+    _operations[operation] = {impl.backend.value: impl for impl in implementations}
 
 
 def operations() -> dict[str, list[Implementation]]:
-    """The implementations of every operation, in the order in which they were entered."""
-    return {name: list(impls) for name, impls in _operations.items()}
+    """The implementations of every operation, in the order of registration."""
+    return {name: list(impls.values()) for name, impls in _operations.items()}
 
 
 def available_backends() -> dict[str, list[str]]:
     """The backends of every operation that can run on this machine.
 
-    Native code counts when it is built, or when all is here that building it takes. Why the others cannot
-    run, and in which order "auto" tries them, says `python -m amago.kernels.doctor`.
+    Native code counts when it is built, or when everything needed to build it is here.
+    `python -m amago.kernels.doctor` says why the others cannot run, and in which order "auto" tries them.
     """
     return {
-        name: [impl.backend.value for impl in impls if not impl.missing()]
+        name: [backend for backend, impl in impls.items() if not impl.missing()]
         for name, impls in _operations.items()
     }
 
 
 @contextmanager
 def use_backend(backend: str | Backend) -> Iterator[None]:
-    """Within the context, calls that name no backend of their own use this one ("auto" to choose again).
+    """Sets the backend of calls that name none themselves; "auto" restores the automatic choice.
 
     It holds for the whole process, threads included.
     """
@@ -132,12 +148,12 @@ def _parse(backend: str | Backend | None) -> Backend | None:
 
 
 def requested(backend: str | Backend | None) -> Backend | None:
-    """The backend that a call asks for, by its own argument or by `use_backend`; None if it asks for none."""
+    """The backend requested by a call's own argument or by `use_backend`; None for the automatic choice."""
     return _parse(backend) or _preferred
 
 
 def _failures(needs: Requirement) -> list[str]:
-    """`needs.failures()`; torch.compile takes the answer as it is and does not trace how it was found."""
+    """`needs.failures()`; torch.compile takes the result as a constant and does not trace into it."""
     return needs.failures()
 
 
@@ -145,76 +161,53 @@ def _failures(needs: Requirement) -> list[str]:
 setattr(_failures, "_dynamo_marked_constant", True)  # noqa: B010
 
 
-def default_order(operation: str, device: torch.device) -> list[Implementation]:
-    """The order in which "auto" tries backends whose speed on such a device nobody has measured."""
-    if device.type == "cpu":
-        return list(_operations[operation])
-    return sorted(_operations[operation], key=lambda impl: impl.backend in _LAST_UNLESS_MEASURED)
-
-
-def order(
-    operation: str, device: torch.device, shape: str
-) -> tuple[list[Implementation], measured.Row | None]:
-    """The order in which "auto" tries backends, and the measurements that it comes from; None by default.
+def order(operation: str, device: torch.device) -> tuple[Backend, ...]:
+    """The order in which "auto" tries the backends of an operation on a device.
 
     Args:
-        shape: one of `shape_classes.NAMES[operation]`.
+        operation: a key of `ORDERS`.
+        device: of the call's tensors.
     """
-    default = default_order(operation, device)
-    row = measured.known().get((shape_classes.device_class(device), operation, shape))
-    if row is None:
-        return default, None
-    # Those that were not measured keep their order, behind the others.
-    ranks = {name: rank for rank, name in enumerate(row.microseconds)}
-    return sorted(default, key=lambda impl: ranks.get(impl.backend.value, len(ranks))), row
+    by_device = ORDERS[operation]
+    return by_device.get(device.type, by_device["cpu"])
 
 
-def _positions(operation: str, device: torch.device, shape: str) -> tuple[int, ...]:
-    """`order` as positions in the operation's list; torch.compile takes the answer as it is."""
-    key = (operation, device, shape)
-    found = _orders.get(key)
-    if found is None:
-        implementations = _operations[operation]
-        found = tuple(implementations.index(impl) for impl in order(operation, device, shape)[0])
-        _orders[key] = found
-    return found
-
-
-setattr(_positions, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def forget_orders() -> None:
-    """Reads the tables of measured speed again at the next call."""
-    measured.known.cache_clear()
-    _orders.clear()
-
-
-def choose(operation: str, backend: str | Backend | None, *args: Any, **kwargs: Any) -> Implementation:
+def choose(
+    operation: str,
+    backend: str | Backend | None,
+    device: torch.device,
+    *arguments: Any,
+    order_of: str | None = None,
+) -> Implementation:
     """The implementation that runs `operation` on these arguments.
 
+    Args:
+        operation: a registered operation.
+        backend: the requested backend; None or "auto" for the first of `ORDERS` that supports the call.
+        device: of the call's tensors.
+        arguments: of the call, as its implementations take them.
+        order_of: key of `ORDERS`; the operation's name by default.
+
     Raises:
-        ValueError: if the backend that was asked for does not exist.
-        Unsupported: (a RuntimeError) if it cannot run the call; the message gives its reasons.
+        ValueError: if there is no backend of the requested name.
+        Unsupported: (a RuntimeError) if no backend, or not the requested one, can run the call.
     """
     wanted = requested(backend)
     implementations = _operations[operation]
-    positions: Sequence[int] = range(len(implementations))
-    if wanted is None:
-        shape = shape_classes.FUNCTIONS[operation](*args, **kwargs)
-        positions = _positions(operation, args[0].device, shape)
+    candidates = order(order_of or operation, device) if wanted is None else (wanted,)
     refusals = []
-    for position in positions:
-        impl = implementations[position]
-        if wanted is not None and impl.backend is not wanted:
+    for candidate in candidates:
+        impl = implementations.get(candidate.value)
+        if impl is None:
             continue
-        reasons = impl.unsupported(*args, **kwargs)
+        reasons = impl.unsupported(*arguments)
         if not reasons and impl.needs is not None:
             reasons = _failures(impl.needs)
         if not reasons:
             return impl
-        refusals.append(f"{impl.backend.value}: {'; '.join(reasons)}")
+        refusals.append(f"{candidate.value}: {'; '.join(reasons)}")
     if not refusals:
-        names = ", ".join(impl.backend.value for impl in _operations[operation])
+        names = ", ".join(implementations)
         raise Unsupported(
             f"{operation} has no backend {wanted.value if wanted else 'auto'!r}; it has {names}"
         )

@@ -1,10 +1,9 @@
-"""How the C allocator treats large tensors on the CPU: keep what was freed, or hand it back to the kernel.
+"""Settings of the C allocator for large CPU tensors: keep freed memory, or return it to the kernel.
 
-torch takes its CPU memory from malloc. glibc serves a buffer above 32 MiB with `mmap` and frees it with
-`munmap`, and gives back the end of the heap besides, so that a training step which makes and drops the same
-buffers again and again touches fresh pages each time: a page fault, and 4 KiB of zeros written, for every
-page. Writing a 44 MB result takes some 54 ms like that and 2.3 ms into memory that the process already has
-(2 cores of a Zen 5 machine). Neither function changes any number that is computed.
+torch allocates CPU memory by malloc. glibc allocates a buffer above 32 MiB by `mmap` and frees it by `munmap`, and
+trims the end of the heap, so a training step that allocates and frees the same buffers touches new pages each
+time: a page fault, and 4 KiB of zeros written, for every page. Writing a 44 MB result takes some 54 ms like that
+and 2.3 ms into memory that the process already has (2 cores of a Zen 5 machine). No computed number changes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _NEVER = -1
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library of this process if it is glibc, the only one whose allocator is known to listen."""
+    """The C library of this process if it is glibc, the only one with these settings."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
@@ -27,15 +26,15 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def keep_freed_memory() -> bool:
-    """From now on, the memory that this process frees stays with it, for the next tensors to use.
+    """Makes this process keep the memory that it frees, for the next tensors.
 
-    For a process that trains on the CPU; calling it again changes nothing. Large buffers then come from the
-    heap, which grows to the peak of what was in use (and the holes between) and never shrinks by itself:
-    `release_freed_memory` gives back what is free at that moment. It acts on allocations of the main thread;
-    those of other threads come from smaller heaps that glibc still gives back. There is no way to undo it.
+    For a process that trains on the CPU; calling it again has no effect. Large buffers then come from the heap,
+    which grows to the peak of memory in use (and fragmentation) and does not shrink by itself:
+    `release_freed_memory` returns the memory that is free at that moment. It affects allocations of the main
+    thread; those of other threads come from smaller heaps that glibc still trims. It cannot be undone.
 
     Returns:
-        True if the allocator took the settings; False if it is not glibc's, and nothing was changed.
+        True if the settings were applied; False if the allocator is not glibc's.
     """
     libc = _glibc()
     if libc is None:
@@ -46,10 +45,10 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> bool:
-    """Gives the memory that is free now back to the kernel, after a phase that needed more than the next will.
+    """Returns free memory to the kernel, after a phase that needed more than the next one will.
 
     Returns:
-        True if anything was given back; False if nothing was, or the allocator is not glibc's.
+        True if any memory was returned; False if none was, or the allocator is not glibc's.
     """
     libc = _glibc()
     return libc is not None and bool(libc.malloc_trim(ctypes.c_size_t(0)))

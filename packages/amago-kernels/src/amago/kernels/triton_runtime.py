@@ -1,8 +1,8 @@
-"""Triton's part of this machine: whether its kernels can run here, and on which tensors.
+"""Whether Triton kernels can run on this machine, and on which tensors.
 
-Kernels live in the `triton_kernels` modules, which need triton to be imported and are imported by the first call
-that runs one. Triton compiles them for the GPU at hand. With TRITON_INTERPRET=1 in the environment from the start,
-its interpreter runs them instead, on tensors of the CPU and slowly: for tests.
+The `triton_kernels` modules import triton, and are imported by the first call that runs a kernel. Triton compiles
+kernels for the GPU at hand. With TRITON_INTERPRET=1 in the environment at start, its interpreter runs them
+instead, slowly, on CPU tensors: for tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 INSTALL = "pip install triton"
-# Triton asks when a kernel is defined, so a later change of the environment would change nothing.
+# Triton reads it when a kernel is defined, so a later change of the environment has no effect.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -28,10 +28,10 @@ def _installed() -> bool:
 
 
 class Triton:
-    """What the backends in Triton need of the machine."""
+    """The requirement of the Triton backends."""
 
     def missing(self) -> list[str]:
-        """Why Triton cannot run a kernel here; nothing is imported."""
+        """Reasons why Triton cannot run a kernel here; nothing is imported."""
         reasons = []
         if not _installed():
             reasons.append(f"triton is not installed: {INSTALL}")
@@ -40,12 +40,12 @@ class Triton:
         return reasons
 
     def failures(self) -> list[str]:
-        """The same: kernels are compiled when they are called."""
+        """The same reasons: kernels are compiled when they are called."""
         return self.missing()
 
 
 def unsupported(name: str, x: Tensor) -> list[str]:
-    """Why no kernel can take a tensor, for its device or its dtype; `name` is what the caller knows it by."""
+    """Reasons why no kernel can read a tensor: its device or its dtype; `name` is the argument's name."""
     reasons = []
     if not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
         reasons.append(f"its kernels need a CUDA device and {name} is on {x.device}")
@@ -57,14 +57,14 @@ def unsupported(name: str, x: Tensor) -> list[str]:
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Within it kernels are launched on the device of x."""
+    """Context in which kernels are launched on the device of x."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def unit_of(strides: Iterable[int]) -> int:
-    """8 if it divides all strides, else 1. Kernels take strides in this unit.
+    """8 if it divides all strides, else 1: the unit in which kernels take strides.
 
-    Triton compiles a kernel anew for a number that 16 divides and learns nothing of 8, by which the heads of odd
-    multiples of 8 lie apart; told so, it reads eight numbers of half precision at once.
+    Triton specialises kernels for integers that 16 divides but not for multiples of 8, such as the strides of many
+    heads. With strides in units of 8 it reads eight half-precision numbers at once.
     """
     return 8 if all(stride % 8 == 0 for stride in strides) else 1

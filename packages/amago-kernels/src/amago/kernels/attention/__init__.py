@@ -1,21 +1,17 @@
-"""Exact softmax attention over whole sequences and step by step against a ring cache.
+"""Exact softmax attention over whole sequences, and step by step against a ring cache.
 
-- `plain`: `attention` and `attention_step`, with fixed options; `flex`: the same with functions of the caller.
-- `reference`, `step`: both written out, the specification; `flex_dense`: with score and mask functions.
-- `sdpa`, `flex_torch`: through torch's fused kernels; `gpu`: through our own, `triton_kernels` forward and
-  `triton_backward`, which share `triton_blocks`.
-- `step_options`: what the backends of a step are told; `step_gpu`, `step_plan`, `triton_step`, `cuda_step`: steps
-  on a GPU, in Triton and in CUDA C++.
-- `rotary`: rotary positions, which a step applies to what enters the cache.
-- `mods`: score and mask functions and their evaluation for all positions at once; `cache`: the ring cache.
+- `api`: the public functions. `options`: their options and checks. `cache`: the ring cache.
+- `mods`: score and mask functions.
+- `reference`, `step`: plain torch, the reference of sequences and of steps. `sdpa`, `flex`: torch's fused kernels.
+- `native`: the step in C++ on the CPU. `gpu`: operators for our own GPU kernels, which are in `triton_kernels`,
+  `triton_backward`, `triton_step` and `cuda_kernels`.
 
 Shapes: B rows, L positions, H heads, D head dimension.
 """
 
+from amago.kernels.attention.api import attention, attention_step, flex_attention, flex_attention_step
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.flex import flex_attention, flex_attention_step
 from amago.kernels.attention.mods import ClippedSinks, SlidingWindow
-from amago.kernels.attention.plain import attention, attention_step
 
 __all__ = [
     "ClippedSinks",

@@ -1,4 +1,4 @@
-"""The ring cache of keys and values that step-by-step attention reads and writes.
+"""`RingCache`: the keys and values that step-by-step attention reads and writes.
 
 Shapes: B rows, W slots, H heads, D head dimension.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class RingCache:
-    """The last W keys and values of every row, each at slot `position % W`: nothing is ever shifted.
+    """The last W keys and values of every row, each in slot `position % W`, so nothing is ever shifted.
 
     Args:
         keys: (B, W, H, D).
         values: (B, W, H, D).
         lengths: (B,) int64 of at least 0, steps taken by each row since it was reset. The layers of a model may
-            share this tensor: `attention_step` does not move it, `advance` does. Negative ones are an error,
-            which the backend "cpp" raises; the others write inside the ring all the same.
+            share this tensor: `attention_step` does not change it, `advance` does. Backend "cpp" raises for
+            negative lengths; the others treat such rows as new.
     """
 
     keys: Tensor
@@ -38,7 +38,7 @@ class RingCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> RingCache:
-        """A cache of `batch_size` rows and `window` slots with nothing in it."""
+        """An empty cache of `batch_size` rows and `window` slots."""
         shape = (batch_size, window, n_heads, head_dim)
         return cls(
             torch.zeros(shape, device=device, dtype=dtype),
@@ -48,17 +48,17 @@ class RingCache:
 
     @property
     def window(self) -> int:
-        """W, the number of steps that are remembered."""
+        """W, the number of cached steps."""
         return self.keys.shape[1]
 
     def advance(self) -> None:
-        """Counts the step that was just written by `attention_step`."""
+        """Adds the step just written by `attention_step` to the lengths."""
         self.lengths += 1
 
     def reset(self, rows: Tensor) -> None:
-        """Forgets the given rows (indices or a bool mask (B,)): what their slots hold is never seen again.
+        """Empties the given rows (indices or a bool mask (B,)).
 
-        The backends "eager" and "sdpa" multiply it by 0, so it has to be finite for them where they do not look:
-        on a GPU, under torch.compile and where gradients are needed. The others do not read it.
+        The backends "eager" and "sdpa" multiply stale slots by 0, so these must be finite on a GPU, under
+        torch.compile and where gradients are needed. The other backends do not read them.
         """
         self.lengths[rows] = 0

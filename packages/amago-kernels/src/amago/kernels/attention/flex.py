@@ -1,152 +1,167 @@
-"""Attention whose scores and visibility are changed by functions of the caller.
+"""Attention by torch's flex_attention, compiled, on CUDA (Dong et al. 2024).
+
+The block mask, which selects the tiles of scores that are computed, is made once per mask function and shape and
+cached, so a mask function must be pure.
 
 Shapes: B rows, L positions, H heads, D head dimension.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import importlib.util
+from collections.abc import Callable, Hashable
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from amago.kernels.attention import flex_dense, flex_torch
-from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.checks import check_cache, check_same, check_scale, check_sequence
-from amago.kernels.attention.mods import MaskMod, ScoreMod, as_options
-from amago.kernels.attention.plain import attention, attention_step
-from amago.kernels.backends import Backend, Implementation, choose, register
-from amago.kernels.precision import full_precision
+from amago.kernels.attention.mods import ClippedSinks, MaskMod, ScoreMod, SlidingWindow, depends_on
+from amago.kernels.attention.options import AttentionOptions, FlexOptions
+from amago.kernels.attention.reference import zero_padding
+from amago.kernels.attention.sdpa import heads_first
 
-register(
-    "flex_attention",
-    [
-        Implementation(
-            Backend.FLEX, flex_torch.flex_attention, flex_torch.unsupported, flex_torch.CudaAndTriton()
-        ),
-        Implementation(Backend.SDPA, flex_dense.sdpa_attention, flex_dense.sdpa_unsupported),
-        Implementation(Backend.EAGER, flex_dense.attention),
-    ],
-)
-register(
-    "flex_attention_step",
-    [
-        Implementation(Backend.SDPA, flex_dense.sdpa_step, flex_dense.sdpa_unsupported),
-        Implementation(Backend.EAGER, flex_dense.step),
-    ],
-)
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LARGEST_HEAD_DIM = 256
 
 
-def _check_functions(**functions: Any) -> None:
-    """Raises TypeError for what is neither None nor callable."""
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise TypeError(f"{name} must be None or a function, got {function!r}")
+def unsupported(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions | FlexOptions
+) -> list[str]:
+    """Reasons why it cannot run the call."""
+    reasons = []
+    if q.device.type != "cuda":
+        reasons.append(
+            f"flex_attention runs on CUDA devices only (torch has no gradient of it on a CPU), q is on {q.device}"
+        )
+    if q.dtype not in _DTYPES:
+        reasons.append(f"flex_attention computes in float32, bfloat16 and float16, q is {q.dtype}")
+    if q.shape[-1] > _LARGEST_HEAD_DIM:
+        reasons.append(f"flex_attention takes heads up to {_LARGEST_HEAD_DIM} wide, q's are {q.shape[-1]}")
+    if options.dropout_p > 0.0:
+        reasons.append("flex_attention has no dropout of attention weights")
+    return reasons
+
+
+class CudaAndTriton:
+    """The requirement of compiled flex_attention."""
+
+    def missing(self) -> list[str]:
+        """Reasons why it cannot run on this machine."""
+        reasons = []
+        if not torch.cuda.is_available():
+            reasons.append("flex_attention runs on CUDA devices only, torch finds none")
+        if importlib.util.find_spec("triton") is None:
+            reasons.append("flex_attention needs triton: pip install triton")
+        return reasons
+
+    def failures(self) -> list[str]:
+        """The same reasons: torch compiles at the first call."""
+        return self.missing()
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    """torch's flex_attention as a fused kernel; uncompiled it would write the whole matrix of scores."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
+    return compiled
+
+
+def _make_block_mask(
+    mask_mod: MaskMod | None, causal: bool, rows: int, heads: int, length: int, device: torch.device
+) -> BlockMask | None:
+    """The block mask of causality and the mask function; None if every query attends to all keys."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if mask_mod is None and not causal:
+        return None
+
+    def seen(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if mask_mod is None:
+            return q_idx >= kv_idx
+        return (q_idx >= kv_idx) & mask_mod(b, h, q_idx, kv_idx) if causal else mask_mod(b, h, q_idx, kv_idx)
+
+    by_row = mask_mod is not None and depends_on(mask_mod, 0, rows, device)
+    by_head = mask_mod is not None and depends_on(mask_mod, 1, heads, device)
+    with torch.inference_mode(False), torch.no_grad():  # it may be made in a rollout and kept for training
+        return create_block_mask(
+            seen, rows if by_row else None, heads if by_head else None, length, length, device=device
+        )
+
+
+_kept_block_mask = lru_cache(maxsize=64)(_make_block_mask)
+
+
+def _block_mask(mask_mod: MaskMod | None, *rest: Any) -> BlockMask | None:
+    """The cached block mask of the same function and shape, or a new one."""
+    if isinstance(mask_mod, Hashable):
+        return _kept_block_mask(mask_mod, *rest)
+    return _make_block_mask(mask_mod, *rest)
+
+
+def _scores_within(score_mod: ScoreMod | None, lengths: Tensor | None) -> ScoreMod | None:
+    """The score function, and -inf for keys at and beyond each row's length (B,)."""
+    if score_mod is None and lengths is None:
+        return None
+
+    def changed(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if score_mod is not None:
+            score = score_mod(score, b, h, q_idx, kv_idx)
+        return score if lengths is None else torch.where(kv_idx < lengths[b], score, -float("inf"))
+
+    return changed
+
+
+def _padded(x: Tensor) -> Tensor:
+    """(B, L, H, D) -> (B, H, L, D'), zeros added up to a power of two of at least 16, as older torch demands."""
+    dim = x.shape[-1]
+    width = max(16, 1 << (dim - 1).bit_length())
+    return heads_first(x if width == dim else F.pad(x, (0, width - dim)))
 
 
 def flex_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    causal: bool = True,
-    lengths: Tensor | None = None,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-    backend: str | Backend | None = None,
+    lengths: Tensor | None,
+    options: FlexOptions,
+    run: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """softmax(score_mod(scale * q k^T)) v over the positions that `mask_mod` lets each query see.
-
-    The functions have the signatures of `torch.nn.attention.flex_attention`. They are written for one query and
-    one key, take tensors of one element, and are evaluated for all pairs at once: tensor operations alone,
-    `torch.where` in place of `if`. They may read other tensors, parameters too, by `table[h]`. What a mask
-    function answers must not change from call to call: on a GPU its blocks are worked out once per shape.
-
-    Args:
-        q: queries (B, L, H, D).
-        k: keys, same shape.
-        v: values, same shape.
-        score_mod: `(score, b, h, q_idx, kv_idx)` -> the score to use instead; the scaled one by default.
-        mask_mod: `(b, h, q_idx, kv_idx)` -> bool, whether the query sees the key; all by default.
-        causal: position i sees only j <= i, whatever `mask_mod` says.
-        lengths: (B,) integers; keys at and beyond them are not seen, and outputs there are 0.
-        dropout_p: probability in [0, 1) of dropping an attention weight.
-        scale: of the scores before `score_mod`; 1 / sqrt(D) by default.
-        backend: "flex" (CUDA), "sdpa" (without a score_mod), "eager", or None / "auto" for the fastest that can
-            run the call. Functions that say what an option of `attention` says (`SlidingWindow`,
-            `ClippedSinks`) run as that, by any of its backends.
-
-    Returns:
-        (B, L, H, D), dtype of q. A query that sees nothing gets 0.
-
-    Raises:
-        ValueError: for shapes, dtypes or options that do not fit, and functions that cannot be evaluated.
-        TypeError: for functions and tensors that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
-    """
-    check_same(q, k, v)
-    check_scale(scale)
-    check_sequence(q, lengths, dropout_p)
-    _check_functions(score_mod=score_mod, mask_mod=mask_mod)
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    shared: dict[str, Any] = {"causal": causal, "lengths": lengths, "dropout_p": dropout_p, "scale": scale}
-    plain = as_options(score_mod, mask_mod)
-    if plain is not None:
-        return attention(q, k, v, backend=backend, **plain, **shared)
-    if q.numel() == 0:  # there is no position at which the functions could be evaluated
-        return v.clone()
-    shared |= {"score_mod": score_mod, "mask_mod": mask_mod}
-    run = choose("flex_attention", backend, q, k, v, **shared).run
-    with full_precision(q.device):
-        out: Tensor = run(q, k, v, **shared)
-    return out
+    """See `amago.kernels.flex_attention`. `run` replaces the compiled function."""
+    rows, length, heads, dim = q.shape
+    out = (run or _compiled())(
+        _padded(q),
+        _padded(k),
+        _padded(v),
+        score_mod=_scores_within(options.score_mod, lengths),
+        block_mask=_block_mask(options.mask_mod, options.causal, rows, heads, length, q.device),
+        scale=options.scale,
+    )
+    out = out[..., :dim].transpose(1, 2)  # (B, L, H, D)
+    return out if lengths is None else zero_padding(out, lengths)
 
 
-def flex_attention_step(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cache: RingCache,
-    *,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    scale: float | None = None,
-    backend: str | Backend | None = None,
+    lengths: Tensor | None,
+    options: AttentionOptions,
+    run: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """`attention_step` with a score and a mask function.
-
-    Positions are counted within what a row's cache remembers: its oldest step has position 0 and the new one
-    min(steps taken, W - 1), W being the cache's size. So the result equals the last position of
-    `flex_attention` over those steps, whichever slots they lie in and however far the other rows are.
-
-    Args:
-        q: queries (B, 1, H, D).
-        k: keys, same shape.
-        v: values, same shape.
-        cache: changed in place; its lengths do not move (see `RingCache.advance`).
-        score_mod, mask_mod, scale: as in `flex_attention`.
-        backend: "sdpa" (without a score_mod), "eager", or None / "auto" for the fastest that can run it.
-
-    Returns:
-        (B, 1, H, D), dtype of q.
-
-    Raises:
-        ValueError: for shapes that do not fit, and functions that cannot be evaluated.
-        TypeError: for functions and tensors that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
-    """
-    check_same(q, k, v)
-    check_scale(scale)
-    check_cache(q, cache)
-    _check_functions(score_mod=score_mod, mask_mod=mask_mod)
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    plain = as_options(score_mod, mask_mod)
-    if plain is not None:
-        return attention_step(q, k, v, cache, scale=scale, backend=backend, **plain)
-    options = {"score_mod": score_mod, "mask_mod": mask_mod, "scale": scale}
-    run = choose("flex_attention_step", backend, q, k, v, cache, **options).run
-    with full_precision(q.device):
-        out: Tensor = run(q, k, v, cache, **options)
-    return out
+    """`amago.kernels.attention`, its options as a score and a mask function."""
+    clipped = ClippedSinks(options.sink, options.sink_bias, options.logit_clip)
+    flex = FlexOptions(
+        score_mod=clipped if options.biased or options.logit_clip is not None else None,
+        mask_mod=None if options.window is None else SlidingWindow(options.window, options.sink),
+        scale=options.scale,
+        causal=options.causal,
+        dropout_p=options.dropout_p,
+    )
+    return flex_attention(q, k, v, lengths, flex, run)

@@ -1,9 +1,9 @@
-"""Score and mask functions, and how they are evaluated for all positions at once.
+"""Score and mask functions, and their evaluation for all positions at once.
 
-A mask function `mask_mod(b, h, q_idx, kv_idx)` says whether a query sees a key; a score function
+A mask function `mask_mod(b, h, q_idx, kv_idx)` returns whether a query attends to a key; a score function
 `score_mod(score, b, h, q_idx, kv_idx)` changes the scaled product of the two. They are written for one pair, as
-for `torch.nn.attention.flex_attention`; every argument is a tensor of one element. The dataclasses here are the
-functions behind the options of `amago.kernels.attention`, and recognised as such.
+for `torch.nn.attention.flex_attention`; every argument is a tensor of one element. `SlidingWindow` and
+`ClippedSinks` are the functions that equal options of `amago.kernels.attention`.
 
 Shapes: B rows, H heads, Lq queries, Lk keys, W slots of the ring cache.
 """
@@ -21,15 +21,15 @@ from torch.overrides import TorchFunctionMode
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# Which of (b, h, q_idx, kv_idx) each axis of the scores runs over, from the first axis to the last.
+# vmap axes of (b, h, q_idx, kv_idx), one tuple for each axis of the scores.
 _SEQUENCE = ((0, None, None, None), (None, 0, None, None), (None, None, 0, None), (None, None, None, 0))
-# In a rollout there is one query per row, and its position and those of the keys depend on the row.
+# In a step there is one query per row; its position and those of the keys depend on the row.
 _STEP = ((0, None, 0, 0), (None, 0, None, None), (None, None, None, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Mask function: position i sees j with |i - j| <= window, and the first `sink` positions.
+    """Mask function: position i attends to j with |i - j| <= window, and to the first `sink` positions.
 
     Args:
         window: steps on either side, at least 0.
@@ -40,7 +40,7 @@ class SlidingWindow:
     sink: int = 0
 
     def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Bool: whether the query sees the key."""
+        """Bool: whether the query attends to the key."""
         near = (q_idx - kv_idx).abs() <= self.window
         return near | (kv_idx < self.sink) if self.sink else near
 
@@ -51,7 +51,7 @@ class ClippedSinks:
 
     Args:
         sink: number of positions, at least 0.
-        sink_bias: what is added.
+        sink_bias: added to the scores of the sinks.
         logit_clip: scores are clamped to plus and minus this; None for no limit.
     """
 
@@ -67,7 +67,7 @@ class ClippedSinks:
 
 
 def as_options(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> dict[str, Any] | None:
-    """The options of `amago.kernels.attention` that mean the same; None where none do."""
+    """The equivalent options of `amago.kernels.attention`; None if there are none."""
     options: dict[str, Any] = {}
     if isinstance(mask_mod, SlidingWindow):
         options = {"window": mask_mod.window, "sink": mask_mod.sink}
@@ -85,7 +85,7 @@ def as_options(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> dict[str
 
 
 class _IndexByTensors(TorchFunctionMode):
-    """Lets `table[h]` look up a tensor by a position: plain indexing would ask the position for its number."""
+    """Makes `table[h]` work under vmap, where plain indexing would convert the index to an int."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -94,17 +94,16 @@ class _IndexByTensors(TorchFunctionMode):
             table, index = args
             parts = index if isinstance(index, tuple) else (index,)
             if all(isinstance(part, Tensor | int) and not isinstance(part, bool) for part in parts):
-                places = [torch.as_tensor(part, device=table.device) for part in parts]
-                return torch.ops.aten.index.Tensor(table, places)
+                indices = [torch.as_tensor(part, device=table.device) for part in parts]
+                return torch.ops.aten.index.Tensor(table, indices)
         return func(*args, **(kwargs or {}))
 
 
-def _everywhere(name: str, mod: Callable[..., Tensor], axes: Any, *arguments: Tensor) -> Tensor:
-    """`mod` for every element of its arguments.
+def _for_all(name: str, mod: Callable[..., Tensor], axes: Any, *arguments: Tensor) -> Tensor:
+    """`mod` for all positions, by vmap.
 
     Raises:
-        ValueError: if the function cannot be evaluated without knowing the values of its arguments, or takes
-            other ones.
+        ValueError: if the function cannot be vectorised, or has another signature.
     """
     scores = (0,) * (len(arguments) - 4)
     mapped = mod
@@ -118,8 +117,8 @@ def _everywhere(name: str, mod: Callable[..., Tensor], axes: Any, *arguments: Te
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         signature = "(score, b, h, q_idx, kv_idx)" if scores else "(b, h, q_idx, kv_idx)"
         raise ValueError(
-            f"{name} must take {signature} as tensors of one element and compute with tensor operations "
-            f"alone, torch.where in place of `if`; evaluating {mod} for all positions at once failed: {error}"
+            f"{name} must take {signature} as tensors of one element and use tensor operations only, "
+            f"torch.where instead of `if`; evaluating {mod} for all positions at once failed: {error}"
         ) from error
 
 
@@ -136,9 +135,11 @@ def _checked_scores(changed: Tensor, scores: Tensor) -> Tensor:
 
 
 def _checked_mask(seen: Tensor) -> Tensor:
-    """The result of a mask function, axes that it does not depend on shortened to 1."""
+    """The result of a mask function, with size 1 on axes that it does not depend on."""
     if seen.dtype != torch.bool:
-        raise ValueError(f"mask_mod must return bool (whether the query sees the key), got {seen.dtype}")
+        raise ValueError(
+            f"mask_mod must return bool (whether the query attends to the key), got {seen.dtype}"
+        )
     for axis, stride in enumerate(seen.stride()):
         if stride == 0:
             seen = seen.narrow(axis, 0, 1)
@@ -147,40 +148,39 @@ def _checked_mask(seen: Tensor) -> Tensor:
 
 def change_scores(score_mod: ScoreMod, scores: Tensor) -> Tensor:
     """A whole sequence's scores (B, H, Lq, Lk) after the score function; same shape and dtype."""
-    changed = _everywhere("score_mod", score_mod, _SEQUENCE, scores, *_indices(scores.shape, scores.device))
+    changed = _for_all("score_mod", score_mod, _SEQUENCE, scores, *_indices(scores.shape, scores.device))
     return _checked_scores(changed, scores)
 
 
 def mask_of(mask_mod: MaskMod, shape: torch.Size, device: torch.device) -> Tensor:
-    """Which query sees which key of a whole sequence: bool, broadcastable to `shape` (B, H, Lq, Lk).
+    """The mask of a whole sequence: bool, broadcastable to `shape` (B, H, Lq, Lk).
 
-    Rows and heads that the function does not look at are an axis of 1, so a mask of positions is (1, 1, Lq, Lk).
+    Axes that the function does not depend on have size 1, so a mask of positions is (1, 1, Lq, Lk).
     """
-    return _checked_mask(_everywhere("mask_mod", mask_mod, _SEQUENCE, *_indices(shape, device)))
+    return _checked_mask(_for_all("mask_mod", mask_mod, _SEQUENCE, *_indices(shape, device)))
 
 
-def change_step_scores(score_mod: ScoreMod, scores: Tensor, now: Tensor, places: Tensor) -> Tensor:
-    """One step's scores (B, H, W) after the score function: the query of each row stands at `now` (B,), the
-    keys at `places` (B, W)."""
+def change_step_scores(score_mod: ScoreMod, scores: Tensor, now: Tensor, slots: Tensor) -> Tensor:
+    """One step's scores (B, H, W) after the score function, for positions `now` (B,) and `slots` (B, W)."""
     rows, heads = (torch.arange(size, device=scores.device) for size in scores.shape[:2])
-    changed = _everywhere("score_mod", score_mod, _STEP, scores, rows, heads, now, places)
+    changed = _for_all("score_mod", score_mod, _STEP, scores, rows, heads, now, slots)
     return _checked_scores(changed, scores)
 
 
-def step_mask_of(mask_mod: MaskMod, n_heads: int, now: Tensor, places: Tensor) -> Tensor:
-    """Which slots the one query of each row sees: bool, broadcastable to (B, H, W)."""
+def step_mask_of(mask_mod: MaskMod, n_heads: int, now: Tensor, slots: Tensor) -> Tensor:
+    """The mask of one query per row over the slots: bool, broadcastable to (B, H, W)."""
     rows, heads = (torch.arange(size, device=now.device) for size in (len(now), n_heads))
-    return _checked_mask(_everywhere("mask_mod", mask_mod, _STEP, rows, heads, now, places))
+    return _checked_mask(_for_all("mask_mod", mask_mod, _STEP, rows, heads, now, slots))
 
 
 def depends_on(mask_mod: MaskMod, axis: int, size: int, device: torch.device) -> bool:
-    """Whether a mask function looks at its row (axis 0) or head (axis 1), of which there are `size`."""
+    """Whether a mask function depends on its row (axis 0) or head (axis 1), of which there are `size`."""
     index = torch.zeros((), dtype=torch.int64, device=device)
-    arguments = [torch.arange(size, device=device) if place == axis else index for place in range(4)]
-    in_dims = tuple(0 if place == axis else None for place in range(4))
+    arguments = [torch.arange(size, device=device) if argument == axis else index for argument in range(4)]
+    in_dims = tuple(0 if argument == axis else None for argument in range(4))
     try:
         with _IndexByTensors():
             torch.vmap(mask_mod, in_dims=in_dims, out_dims=None)(*arguments)
-    except ValueError:  # what varies along the axis cannot be returned without an axis for it
+    except ValueError:  # vmap cannot return a result that varies along the axis without an axis for it
         return True
     return False

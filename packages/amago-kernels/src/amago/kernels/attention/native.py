@@ -1,4 +1,4 @@
-"""`attention_step` in C++ on the CPU: csrc/attention_step.cpp behind a torch custom operator.
+"""`attention_step` in C++ on the CPU: csrc/attention_step.cpp as a torch operator.
 
 Shapes: B rows, W slots of the cache, H heads, D head dimension.
 """
@@ -6,18 +6,23 @@ Shapes: B rows, W slots of the cache, H heads, D head dimension.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.step_options import StepOptions
+from amago.kernels.attention.options import StepOptions
 from amago.kernels.native import ATTENTION_STEP, DTYPES, operand
-from amago.kernels.precision import needs_gradient
+from amago.kernels.operators import Operator, needs_gradient
+
+STEP_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor lengths, Tensor? positions"
+)
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, *_: object) -> list[str]:
-    """Why the call cannot run: tensors elsewhere than on the CPU, another dtype, or gradients."""
+    """Reasons why it cannot run the call: the device, a dtype, the cache's layout, or gradients."""
     reasons = []
     if q.device.type != "cpu" or cache.keys.device.type != "cpu":
         reasons.append(f"q is on {q.device} and the cache on {cache.keys.device}, not both on the CPU")
@@ -29,11 +34,11 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, *_: object) -
     if needs_gradient(q, k, v, cache.keys, cache.values):
         reasons.append("it has no gradient, and an input needs one")
     if cache.keys.stride(-1) != 1 or cache.values.stride(-1) != 1:
-        reasons.append("the numbers of a head do not lie side by side in the cache")
+        reasons.append("the features of a head are not contiguous in the cache")
     return reasons
 
 
-def _attention_step(
+def _step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -41,17 +46,9 @@ def _attention_step(
     values: Tensor,
     lengths: Tensor,
     positions: Tensor | None,
-    rotary_base: float,
-    window: int,
-    sink: int,
-    sink_bias: float,
-    logit_clip: float,
-    scale: float,
+    options: StepOptions,
 ) -> Tensor:
-    """Writes k and v (B, 1, H, D) into the cache and attends: (B, 1, H, D).
-
-    Without positions q and k stay as they are; a negative window is none.
-    """
+    """Writes k and v (B, 1, H, D) into the cache and attends: (B, 1, H, D)."""
     lengths = lengths.contiguous()
     if positions is not None:
         positions = positions.to(torch.int64).contiguous()
@@ -64,44 +61,37 @@ def _attention_step(
         *(operand(x) for x in (q, k, v, keys, values)),
         lengths.data_ptr(),
         0 if positions is None else positions.data_ptr(),
-        rotary_base,
+        options.rotary_base or 0.0,
         out.data_ptr(),
-        window,
-        sink,
-        sink_bias,
-        logit_clip,
-        scale,
-        torch.get_num_threads(),
-    )
-    return out
-
-
-ring_attention = torch.library.custom_op(
-    "amago_kernels::ring_attention", _attention_step, mutates_args=("keys", "values"), device_types="cpu"
-)
-
-
-@ring_attention.register_fake
-def _(q: Tensor, *_: Tensor | float | None) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-def attention_step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: StepOptions) -> Tensor:
-    """See `amago.kernels.attention_step`."""
-    # Past torch's dispatcher, which costs as much as a small step, unless a compiler looks.
-    run = ring_attention if torch.compiler.is_compiling() else _attention_step
-    return run(
-        q,
-        k,
-        v,
-        cache.keys,
-        cache.values,
-        cache.lengths,
-        options.positions,
-        options.base,
         -1 if options.window is None else options.window,
         options.sink,
         options.sink_bias,
         math.inf if options.logit_clip is None else options.logit_clip,
         options.scale,
+        torch.get_num_threads(),
     )
+    return out
+
+
+def fake_step(q: Tensor, *_: Any) -> Tensor:
+    """A contiguous tensor like q."""
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+ring_attention = Operator(
+    "ring_attention",
+    _step,
+    STEP_ARGUMENTS,
+    "Tensor",
+    options=StepOptions,
+    fake=fake_step,
+    device="cpu",
+)
+
+
+def attention_step(
+    q: Tensor, k: Tensor, v: Tensor, cache: RingCache, positions: Tensor | None, options: StepOptions
+) -> Tensor:
+    """See `amago.kernels.attention_step`."""
+    out: Tensor = ring_attention(q, k, v, cache.keys, cache.values, cache.lengths, positions, options)
+    return out

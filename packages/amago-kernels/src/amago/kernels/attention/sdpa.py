@@ -1,4 +1,7 @@
-"""Attention by `torch.nn.functional.scaled_dot_product_attention`, which picks torch's own fused kernels."""
+"""Attention by `torch.nn.functional.scaled_dot_product_attention`, which picks torch's own fused kernels.
+
+Shapes: B rows, L positions, H heads, D head dimension.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.kernels.attention.reference import visible, zero_padding
-from amago.kernels.precision import full_precision, needs_gradient
-
-
-def unsupported(*_: Tensor, **options: Any) -> list[str]:
-    """Why the call cannot run: scores cannot be clipped or biased, nor turned around, before the softmax."""
-    reasons = []
-    if options["logit_clip"] is not None:
-        reasons.append("scaled_dot_product_attention cannot clip logits")
-    if options["sink"] and options["sink_bias"] != 0.0:
-        reasons.append("scaled_dot_product_attention cannot bias sinks")
-    if not options["scale"] > 0.0:  # it scales the -inf of a mask too
-        reasons.append(f"scaled_dot_product_attention needs a positive scale, got {options['scale']}")
-    return reasons
-
+from amago.kernels.attention.options import AttentionOptions, FlexOptions
+from amago.kernels.attention.reference import flex_mask, visible, zero_padding
+from amago.kernels.operators import needs_gradient
+from amago.kernels.precision import full_precision
 
 # On a CPU torch's backward pass in half precision takes 3 to 5 times as long as in float32 up to this length.
 _LONGEST_IN_FLOAT32 = 512
 
 
+def unsupported(*arguments: Any) -> list[str]:
+    """Reasons why it cannot run a call of any attention operation; the options come last."""
+    options = arguments[-1]
+    reasons = []
+    if isinstance(options, FlexOptions):
+        if options.score_mod is not None:
+            reasons.append("scaled_dot_product_attention cannot apply a score_mod")
+    else:
+        if options.logit_clip is not None:
+            reasons.append("scaled_dot_product_attention cannot clip logits")
+        if options.biased:
+            reasons.append("scaled_dot_product_attention cannot bias sinks")
+    if not options.scale > 0.0:  # it scales the -inf of a mask too
+        reasons.append(f"scaled_dot_product_attention needs a positive scale, got {options.scale}")
+    return reasons
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """scaled_dot_product_attention of (B, L, H, D) tensors, in the precision in which the device is quickest."""
+    """scaled_dot_product_attention of (B, L, H, D) tensors, in the precision that is fastest on the device."""
     q, k, v = (heads_first(x) for x in (q, k, v))
     half = q.dtype in (torch.bfloat16, torch.float16)
     slow = half and q.device.type == "cpu" and q.shape[2] <= _LONGEST_IN_FLOAT32
@@ -42,29 +51,26 @@ def fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def heads_first(x: Tensor) -> Tensor:
-    """(B, L, H, D) -> (B, H, L, D) with adjacent features, without which torch leaves its fused kernels."""
+    """(B, L, H, D) -> (B, H, L, D) with adjacent features, which torch's fused kernels require."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     return x.transpose(1, 2)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    sink: int,
-    lengths: Tensor | None,
-    dropout_p: float,
-    scale: float,
-    **_: object,
-) -> Tensor:
-    """The whole-sequence form; see `amago.kernels.attention`."""
-    if window is None and lengths is None:
-        mask = None
-    else:
-        mask = visible(q.shape[1], q.device, causal=causal, window=window, sink=sink, lengths=lengths)
-    out = fused(q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=causal and mask is None, scale=scale)
+def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions) -> Tensor:
+    """See `amago.kernels.attention`."""
+    mask, causal = None, options.causal
+    if options.window is not None or lengths is not None:
+        mask = visible(
+            q.shape[1], q.device, causal=causal, lengths=lengths, window=options.window, sink=options.sink
+        )
+        causal = False
+    out = fused(q, k, v, attn_mask=mask, dropout_p=options.dropout_p, is_causal=causal, scale=options.scale)
+    return out if lengths is None else zero_padding(out, lengths)
+
+
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: FlexOptions) -> Tensor:
+    """See `amago.kernels.flex_attention`; without a score function."""
+    mask = flex_mask(q, options.mask_mod, options.causal, lengths)
+    out = fused(q, k, v, attn_mask=mask, dropout_p=options.dropout_p, scale=options.scale)
     return out if lengths is None else zero_padding(out, lengths)

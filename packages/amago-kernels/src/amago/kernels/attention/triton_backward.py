@@ -1,25 +1,28 @@
-"""The backward pass of attention in Triton: the weights are computed again from the logarithms of their sums.
+"""Attention in Triton, backward: the weights are recomputed from the saved log-sum-exps.
 
-One kernel per block of keys finds the gradients of keys and values, one per block of queries theirs
-(FlashAttention-2, Dao 2023, algorithm 2, without its atomic additions: two products of matrices more, and the same
-numbers every time). The first computes scores with keys along the rows, which spares it turning weights around.
+One kernel per block of keys computes the gradients of keys and values, one per block of queries those of queries
+(FlashAttention-2, Dao 2023, algorithm 2, without its atomic additions: two more matrix products, but
+deterministic). The first computes scores with keys along the rows, which saves transposing the weights.
 
-Shapes: B rows, L positions, H heads, D head dimension, W the power of two that D fits in, M queries and N keys of
-a block.
+Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N
+keys of a block.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from amago.kernels.attention.triton_blocks import (
+from amago.kernels.attention.options import AttentionOptions
+from amago.kernels.attention.triton_kernels import (
     LOG2E,
+    Kind,
+    Launch,
+    Shape,
     bounded,
+    in_units,
     kept,
     keys_seen,
     masked_keys,
@@ -29,7 +32,6 @@ from amago.kernels.attention.triton_blocks import (
     stop_of,
     tile,
 )
-from amago.kernels.attention.triton_kernels import Kind, Launch, Shape, in_units
 from amago.kernels.triton_runtime import on_device_of
 
 
@@ -38,7 +40,7 @@ def _through_output(
     grad, out, delta, blocks, heads, length, grad0, grad1, grad2, grad3, out0, out1, out2, out3,
     M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """delta (B, H, L): the product of every output with its gradient."""
+    """delta (B, H, L): the dot product of every output with its gradient."""
     row_head, row, head = row_and_head(blocks, heads)
     i, feature = tl.program_id(0) % blocks * M + tl.arange(0, M), tl.arange(0, W)
     grad += (row * grad0 + head * grad2) * UNIT
@@ -53,7 +55,7 @@ def _weights(
     products, i, j, logarithm, stop, window, sink, sink_bias, clip, scale,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
 ):  # fmt: skip
-    """Weights of the products of queries i and keys j, each an axis; whether clipping left the scores alone."""
+    """Weights of queries i and keys j, each an axis; and whether clipping left the scores unchanged."""
     if MASKED or BIAS or CLIP:
         scores, free = bounded(products, j, sink, sink_bias, clip, scale, BIAS, CLIP)
         if MASKED:
@@ -71,7 +73,7 @@ def _keys_step(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients (N, W) of keys j and their values with what comes from queries i added."""
+    """Adds the contribution of queries i to the gradients (N, W) of keys j and their values."""
     feature = tl.arange(0, W)
     query = tile(q, i, q1, feature, q3, stop, MASKED, D, W, UNIT)
     g = tile(grad, i, grad1, feature, grad3, stop, MASKED, D, W, UNIT)
@@ -107,9 +109,9 @@ def _keys_backward(
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of keys and of their values, which lie in memory alike (strides out0 to out3)."""
+    """Gradients of a block of keys and of their values, which share strides (out0 to out3)."""
     row_head, row, head = row_and_head(blocks, heads)
-    first = tl.program_id(0) % blocks * N  # early keys are seen by the most queries, so they begin
+    first = tl.program_id(0) % blocks * N  # early keys have the most queries, so they go first
     j, feature = first + tl.arange(0, N), tl.arange(0, W)
     stop = stop_of(lengths, row, length)
     key = tile(k + (row * k0 + head * k2) * UNIT, j, k1, feature, k3, stop, True, D, W, UNIT)
@@ -131,7 +133,7 @@ def _keys_backward(
             window, sink, sink_bias, clip, scale, dropout, q1, q3, grad1, grad3,
             False, CAUSAL, WINDOW, BIAS, CLIP, PRECISION, D, W, UNIT,
         )  # fmt: skip
-    real = (j < stop)[:, None]  # beyond, a block without a mask computes something of no meaning
+    real = (j < stop)[:, None]  # beyond, a block without a mask computes garbage
     d_key, d_value = tl.where(real, d_key * scale, 0.0), tl.where(real, d_value, 0.0)
     at = (row * out0 + head * out2) * UNIT + j[:, None] * (out1 * UNIT) + feature[None, :] * out3
     inside = (j < length)[:, None] & (feature < D)[None, :]
@@ -146,7 +148,7 @@ def _queries_step(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients (M, W) of queries i with what comes from keys j added."""
+    """Adds the contribution of keys j to the gradients (M, W) of queries i."""
     feature = tl.arange(0, W)
     key = tile(k, j, k1, feature, k3, stop, MASKED, D, W, UNIT)
     value = tile(v, j, v1, feature, v3, stop, MASKED, D, W, UNIT)
@@ -234,13 +236,13 @@ def backward(
     seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    *options: Any,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, given that of the output; `options` as in `forward`."""
+    """Gradients of q, k and v, given that of the output; arguments as in `forward`."""
     grad_q, grad_k, grad_v = (q.new_empty(q.shape) for _ in range(3))
     if q.numel() == 0:
         return grad_q, grad_k, grad_v
-    launch = Launch(q, *options)
+    launch = Launch(q, options)
     constants = launch.constants
     delta = torch.empty_like(lse)
     strides, unit = in_units((grad, q, k, v, grad_q))

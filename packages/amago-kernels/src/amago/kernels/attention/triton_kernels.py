@@ -1,11 +1,15 @@
-"""Attention in Triton: a program walks over the keys of a block of queries and keeps their softmax in registers.
+"""Attention in Triton, forward: a program loops over the keys of a block of queries, softmax in registers.
 
-The forward pass keeps the running largest score and the sum of exponentials per query, and saves their logarithm
-for the backward pass in `triton_backward` (FlashAttention-2, Dao 2023). Whether dropout takes a weight is a
-function of the seed, its row, head, query and key.
+The forward pass keeps the running maximum and the sum of exponentials per query, and saves the log-sum-exp for
+the backward pass in `triton_backward` (FlashAttention-2, Dao 2023). Dropout of a weight is a function of the seed,
+row, head, query and key.
 
-Shapes: B rows, L positions, H heads, D head dimension, W the power of two that D fits in, M queries and N keys of
-a block.
+A block of scores that is fully visible is computed without a mask, and one that is fully hidden not at all: only
+blocks cut by the diagonal, the window's edge, the sinks or the end of a row compare positions. With D at 64 or
+less the arithmetic on scores costs as much as the matrix products.
+
+Shapes: B rows, L positions, H heads, D head dimension, W the smallest power of two not below D, M queries and N
+keys of a block.
 """
 
 from __future__ import annotations
@@ -18,20 +22,136 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from amago.kernels.attention.triton_blocks import (
-    LOG2E,
-    bounded,
-    kept,
-    keys_seen,
-    masked_keys,
-    row_and_head,
-    seen,
-    stop_of,
-    tile,
-)
+from amago.kernels.attention.options import AttentionOptions
 from amago.kernels.triton_runtime import on_device_of, unit_of
 
-_SMALLEST_DOT = 16  # rows and columns of the least product of matrices that Triton has
+_SMALLEST_DOT = 16  # rows and columns of Triton's smallest matrix product
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def row_and_head(blocks, heads):
+    """The index of a program's head among the heads of all rows, its row, and its head within the row."""
+    row_head = tl.program_id(0) // blocks
+    return row_head, (row_head // heads).to(tl.int64), (row_head % heads).to(tl.int64)
+
+
+@triton.jit
+def stop_of(lengths, row, length):
+    """The length of a row without padding."""
+    stop = length
+    if lengths is not None:
+        stop = tl.minimum(tl.load(lengths + row), length)
+    return stop
+
+
+@triton.jit
+def tile(pointer, position, stride, feature, stride_feature, stop, BOUNDED: tl.constexpr, D: tl.constexpr,
+         W: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+    """Positions (M,) of one row and head as (M, W), 0 from `stop` on; unless BOUNDED all lie before it."""
+    at = pointer + position[:, None] * (stride * UNIT) + feature[None, :] * stride_feature
+    if BOUNDED:
+        return tl.load(at, (position < stop)[:, None] & (feature < D)[None, :], 0.0)
+    if D < W:
+        return tl.load(at, (feature < D)[None, :], 0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def bounded(
+    products, j, sink, sink_bias, clip, scale, BIAS: tl.constexpr, CLIP: tl.constexpr
+):  # fmt: skip
+    """Base-2 scores of products with keys j, and whether clipping left them unchanged.
+
+    Scores without bias and clip are rounded as here everywhere, for a softmax spans blocks of all kinds.
+    """
+    if not (BIAS or CLIP):
+        return products * (scale * LOG2E), products == products
+    scores = products * scale
+    if BIAS:
+        scores += tl.where(j < sink, sink_bias, 0.0)
+    free = tl.full(scores.shape, 1, tl.int1)
+    if CLIP:
+        free = tl.abs(scores) <= clip
+        scores = tl.minimum(tl.maximum(scores, -clip), clip)
+    return scores * LOG2E, free
+
+
+@triton.jit
+def seen(i, j, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether queries i attend to keys j, each an axis of the block."""
+    see = j < stop
+    if CAUSAL:
+        see = see & (j <= i)
+    if WINDOW:
+        see = see & ((tl.abs(i - j) <= window) | (j < sink))
+    return see
+
+
+@triton.jit
+def kept(seed, row, i, j, dropout):
+    """Dropout factors of queries i and keys j: 0 or 1 / (1 - dropout)."""
+    zero = i * 0 + j * 0
+    query, key, where = (zero + i).to(tl.uint32), (zero + j).to(tl.uint32), zero + row
+    number, _, _, _ = tl.philox(tl.load(seed), query, key, where.to(tl.uint32), zero.to(tl.uint32))
+    return tl.where(tl.uint_to_uniform_float(number) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def keys_seen(
+    first, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """The visible keys of a block of queries that begins at `first`, in blocks of N.
+
+    Blocks of sinks come before `start`, others from there on; those between `free` and `bound` are fully visible.
+    Returns the number of blocks of sinks, `start`, `free`, `bound`, and the number of blocks that need a mask.
+    """
+    end = tl.where(first < stop, stop, 0)
+    bound = end
+    if CAUSAL:
+        end = tl.minimum(end, first + M)
+        bound = tl.minimum(end, first + 1)
+    start, sinks, free = first * 0, first * 0, first * 0
+    if WINDOW:
+        end = tl.minimum(end, tl.maximum(first + M + window, tl.minimum(sink, end)))
+        bound = tl.minimum(bound, first + window + 1)
+        start = tl.maximum(first - window, 0) // N * N
+        sinks = tl.where(end > 0, tl.cdiv(tl.minimum(sink, start), N), 0)
+        free = tl.cdiv(tl.maximum(first + M - 1 - window, 0), N) * N
+    last = start + tl.cdiv(tl.maximum(end - start, 0), N) * N
+    free = tl.minimum(tl.maximum(free, start), last)
+    bound = tl.minimum(tl.maximum(bound // N * N, free), last)
+    return sinks, start, free, bound, sinks + (free - start + last - bound) // N
+
+
+@triton.jit
+def masked_keys(block, sinks, start, free, bound, N: tl.constexpr):
+    """Start of the `block`-th block that needs a mask."""
+    after = start + (block - sinks) * N
+    after = tl.where(after < free, after, after - free + bound)
+    return tl.where(block < sinks, block * N, after)
+
+
+@triton.jit
+def queries_seeing(
+    first, stop, window, sink, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """The queries that attend to a block of keys from `first`, in blocks of M: as `keys_seen`, without sinks."""
+    end = tl.where(first < stop, stop, 0)
+    start, whole, bound = first * 0, first * 0, end
+    if CAUSAL:
+        start, whole = first, first + N - 1
+    if WINDOW:
+        near = first >= sink  # sinks are visible to all queries
+        start = tl.where(near, tl.maximum(start, tl.maximum(first - window, 0)), start)
+        end = tl.where(near, tl.minimum(end, first + N + window), end)
+        whole = tl.maximum(whole, first + N - 1 - window)
+        bound = tl.where(near, tl.minimum(bound, first + window + 1), 0)
+    last = start + tl.cdiv(tl.maximum(end - start, 0), M) * M
+    free = tl.minimum(start + tl.cdiv(tl.maximum(whole - start, 0), M) * M, last)
+    bound = start + tl.maximum(bound - start, 0) // M * M
+    bound = tl.minimum(tl.maximum(bound, free), last)
+    return start, free, bound, (free - start + last - bound) // M
 
 
 @triton.jit
@@ -41,7 +161,7 @@ def _attend(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of queries i with keys j added: largest score, sum of exponentials, and mixed values (M, W)."""
+    """Adds keys j to the softmax of queries i: maximum, sum of exponentials, and weighted values (M, W)."""
     feature = tl.arange(0, W)
     key = tile(k, j, k1, feature, k3, stop, MASKED, D, W, UNIT)
     value = tile(v, j, v1, feature, v3, stop, MASKED, D, W, UNIT)
@@ -55,7 +175,7 @@ def _attend(
         largest = tl.maximum(largest, tl.max(scores, axis=1))
         shift = tl.where(largest == float("-inf"), 0.0, largest)
         weights, old = tl.exp2(scores - shift[:, None]), tl.exp2(before - shift)
-    else:  # one product and sum less for every score
+    else:  # saves a product and a sum per score
         largest = tl.maximum(largest, tl.max(scores, axis=1) * (scale * LOG2E))
         weights, old = tl.exp2(scores * (scale * LOG2E) - largest[:, None]), tl.exp2(before - largest)
     total = total * old + tl.sum(weights, axis=1)
@@ -74,9 +194,9 @@ def _forward(
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Outputs, and lse (B, H, L): logarithms to the base 2 of the sums of exponentials, inf for empty sums."""
+    """Outputs, and base-2 log-sum-exps (B, H, L), inf for fully masked queries."""
     row_head, row, head = row_and_head(blocks, heads)
-    first = (blocks - 1 - tl.program_id(0) % blocks) * M  # late queries see the most keys, so they begin
+    first = (blocks - 1 - tl.program_id(0) % blocks) * M  # late queries have the most keys, so they go first
     i, feature = first + tl.arange(0, M), tl.arange(0, W)
     stop = stop_of(lengths, row, length)
     query = tile(q + (row * q0 + head * q2) * UNIT, i, q1, feature, q3, stop, True, D, W, UNIT)
@@ -108,7 +228,7 @@ def _forward(
 
 
 class Shape(NamedTuple):
-    """Queries and keys of a block, and how Triton is to compile it."""
+    """Queries and keys of a block, and Triton's compile options."""
 
     queries: int
     keys: int
@@ -117,12 +237,12 @@ class Shape(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What the shape of blocks depends on: a larger one would not fit in registers (see test_triton_compiled.py).
+    """Determines the shape of blocks: larger ones would not fit in registers (see test_triton_compiled.py).
 
     Args:
         width: W.
         size: bytes of a number.
-        exact: float32 is multiplied as such, without tensor cores.
+        exact: float32 products without tensor cores.
     """
 
     width: int
@@ -141,74 +261,61 @@ def forward_shape(kind: Kind) -> Shape:
 
 
 class Launch:
-    """What the kernels of one call have in common: grids, numbers and constants."""
+    """Grids, numbers and constants that the kernels of one call share."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        causal: bool,
-        window: int | None,
-        sink: int,
-        sink_bias: float,
-        logit_clip: float | None,
-        dropout_p: float,
-        scale: float,
-    ) -> None:
+    def __init__(self, q: Tensor, options: AttentionOptions) -> None:
         rows, length, heads, dim = q.shape
         self._length: int = length
         self._row_heads, self._heads = rows * heads, heads
         exact = torch.get_float32_matmul_precision() == "highest"
         width = max(_SMALLEST_DOT, triton.next_power_of_2(dim))
         self.kind = Kind(width, q.element_size(), exact)
-        reach = 0 if window is None else min(window, self._length)
-        clip = 0.0 if logit_clip is None else logit_clip
-        sink = min(sink, self._length)
-        self._numbers = (reach, sink, sink_bias, clip, scale, dropout_p)
+        window = 0 if options.window is None else min(options.window, self._length)
+        clip = 0.0 if options.logit_clip is None else options.logit_clip
+        sink = min(options.sink, self._length)
+        self._numbers = (window, sink, options.sink_bias, clip, options.scale, options.dropout_p)
         self.constants: dict[str, Any] = {
-            "CAUSAL": causal,
-            "WINDOW": window is not None,
-            "BIAS": sink > 0 and sink_bias != 0.0,
-            "CLIP": logit_clip is not None,
+            "CAUSAL": options.causal,
+            "WINDOW": options.window is not None,
+            "BIAS": options.biased,
+            "CLIP": options.logit_clip is not None,
             "PRECISION": "ieee" if exact else "tf32",
             "D": dim,
             "W": width,
         }
 
     def blocks(self, size: int) -> int:
-        """Into how many blocks of that many positions a sequence is divided."""
+        """The number of blocks of that size in a sequence."""
         return -(-self._length // size)
 
     def grid(self, size: int) -> tuple[int]:
-        """A program for every block of every row and head."""
+        """One program for every block of every row and head."""
         return (self.blocks(size) * self._row_heads,)
 
     def fitted(self, size: int) -> int:
-        """A block no longer than it has to be for the sequence."""
+        """A block size no larger than the sequence requires."""
         longest: int = triton.next_power_of_2(self._length)
         return min(size, max(_SMALLEST_DOT, longest))
 
     def numbers(self, size: int) -> tuple[float, ...]:
-        """Sizes and options as the kernels take them; their programs go over blocks of that many positions."""
+        """Sizes and options as the kernels take them, for blocks of that size."""
         return (self.blocks(size), self._heads, self._length, *self._numbers)
 
 
 def in_units(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Strides of tensors (B, L, H, D), those between heads in units; and the unit."""
+    """Strides of tensors (B, L, H, D), all but those of features in units; and the unit."""
     unit = unit_of(s for x in tensors for s in x.stride()[:3])
     return [s for x in tensors for s in (*(s // unit for s in x.stride()[:3]), x.stride(3))], unit
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, seed: Tensor | None, *options: Any
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, seed: Tensor | None, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (B, L, H, D) and lse (B, H, L); `options` are those of `Launch`, dropout is 0 without a seed.
-
-    The scale is not negative.
-    """
+    """Outputs (B, L, H, D) and log-sum-exps (B, H, L); the scale is not negative, and no seed means no dropout."""
     rows, length, heads, _ = q.shape
     out, lse = q.new_empty(q.shape), q.new_empty((rows, heads, length), dtype=torch.float32)
     if q.numel():
-        launch = Launch(q, *options)
+        launch = Launch(q, options)
         shape = forward_shape(launch.kind)
         queries, keys = launch.fitted(shape.queries), launch.fitted(shape.keys)
         strides, unit = in_units((q, k, v, out))

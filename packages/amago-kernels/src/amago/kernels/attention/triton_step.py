@@ -1,4 +1,4 @@
-"""One new timestep per row against a ring cache, in Triton: a program reads the slots that some heads see.
+"""`attention_step` in Triton: a program reads the visible slots of some heads of a row.
 
 Every slot is read once, a tile of slots at a time, and only if the row sees it. Each slot of a tile keeps a
 softmax of its own in registers until the end: the loop sums over features alone, which neighbouring threads hold.
@@ -18,25 +18,25 @@ import triton.language as tl
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.step_options import StepOptions
-from amago.kernels.attention.step_plan import groups_of_heads, splits_of_slots
+from amago.kernels.attention.gpu import groups_of_heads, splits_of_slots
+from amago.kernels.attention.options import StepOptions
 from amago.kernels.triton_runtime import on_device_of, unit_of
 
-_TILE_BYTES = 8192  # of keys, and as many of values: eight 16-byte loads under way for each of 128 threads
+_TILE_BYTES = 8192  # of keys, and as many of values: eight 16-byte loads in flight for each of 128 threads
 _WARPS = 4
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _new_head(x, row, head, feature, x0, x2, x3, D: tl.constexpr, UNIT: tl.constexpr):
-    """This step's numbers of some heads of a row (G, P), 0 beyond D."""
+    """This step's features of some heads of a row (G, P), 0 beyond D."""
     at = x + row * (x0 * UNIT) + head[:, None] * (x2 * UNIT) + feature[None, :] * x3
     return tl.load(at, (feature < D)[None, :], 0.0).to(tl.float32)
 
 
 @triton.jit
 def _rotated(x, row, head, feature, x0, x2, x3, positions, base, D: tl.constexpr, UNIT: tl.constexpr):
-    """The same, rotated where there are positions. Frequencies are rounded once, from float64."""
+    """`_new_head`, rotated if positions are given. Frequencies are computed in float64 and rounded once."""
     own = _new_head(x, row, head, feature, x0, x2, x3, D, UNIT)
     if positions is not None:
         low = feature < D // 2
@@ -54,7 +54,7 @@ def _rotated(x, row, head, feature, x0, x2, x3, positions, base, D: tl.constexpr
 
 @triton.jit
 def _bounded(scores, sinks, sink_bias, clip, BIAS: tl.constexpr, CLIP: tl.constexpr):
-    """Scores (S, G) with the bias of the sinks (S,), clipped, for the base 2."""
+    """Scores (S, G) with the bias of the sinks (S,), clipped, in base 2."""
     if BIAS:
         scores += tl.where(sinks, sink_bias, 0.0)[:, None]
     if CLIP:
@@ -64,7 +64,7 @@ def _bounded(scores, sinks, sink_bias, clip, BIAS: tl.constexpr, CLIP: tl.conste
 
 @triton.jit
 def _joined(largest, total, mixed):
-    """Softmaxes (S, G) of their own slots, with averages (S, G, P), as one: largest, total (G), sum (G, P)."""
+    """Joins the softmaxes (S, G) of all slots and their sums (S, G, P): maximum, total (G), sum (G, P)."""
     top = tl.max(largest, axis=0)
     share = tl.exp2(largest - tl.where(top == float("-inf"), 0.0, top)[None, :])
     return top, tl.sum(total * share, axis=0), tl.sum(mixed * share[:, :, None], axis=0)
@@ -75,7 +75,7 @@ def _new_slot(
     query, k, v, key_at, value_at, row, head, feature, k0, k2, k3, v0, v2, v3, positions, base,
     D: tl.constexpr, NEW_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Writes this step's keys and values (G, P) to the cache. Products with queries (G), and values as cached."""
+    """Writes this step's keys and values (G, P) to the cache; returns products with queries (G) and the values."""
     key = _rotated(k, row, head, feature, k0, k2, k3, positions, base, D, NEW_UNIT)
     value = _new_head(v, row, head, feature, v0, v2, v3, D, NEW_UNIT)
     key, value = key.to(key_at.dtype.element_ty), value.to(value_at.dtype.element_ty)
@@ -87,7 +87,7 @@ def _new_slot(
 
 @triton.jit
 def _slots(index, oldest, start, sinks, size, WINDOW: tl.constexpr):
-    """Positions (S) of what is seen before the new step, number `index` of it, and their slots."""
+    """Positions (S) of the visible earlier steps with numbers `index`, and their slots."""
     position = index
     if WINDOW:
         position = tl.where(index < sinks, index, start + index - sinks)
@@ -97,7 +97,7 @@ def _slots(index, oldest, start, sinks, size, WINDOW: tl.constexpr):
 
 @triton.jit
 def _added(largest, total, mixed, score, value):
-    """Softmaxes (S, G) with one more score and value each."""
+    """Adds a score and a value to each of the softmaxes (S, G)."""
     before = largest
     largest = tl.maximum(largest, score)
     shift = tl.where(largest == float("-inf"), 0.0, largest)
@@ -115,17 +115,17 @@ def _ring(
     S: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     NEW_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Outputs (B, H, D), or of every share of the slots largest score, sum (B, H, splits) and mixed values."""
+    """Outputs (B, H, D); or for each split of the slots the maximum, sum (B, H, splits) and weighted values."""
     split, group = tl.program_id(0) % splits, tl.program_id(0) // splits
     row, first_head = (group // (heads // G)).to(tl.int64), group % (heads // G) * G
     head, feature, lane = first_head + tl.arange(0, G), tl.arange(0, P), tl.arange(0, S)
     head = head.to(tl.int64)
-    length = tl.maximum(tl.load(lengths + row), 0)  # a negative one would be a slot outside the ring
+    length = tl.maximum(tl.load(lengths + row), 0)  # a negative length would be a slot outside the ring
     current, now = (length % size).to(tl.int32), tl.minimum(length, size - 1).to(tl.int32)
-    oldest = (current - now + size) % size  # slot of what is remembered as position 0
+    oldest = (current - now + size) % size  # slot of position 0
     query = _rotated(q, row, head, feature, q0, q2, q3, positions, base, D, NEW_UNIT) * scale
 
-    # Positions 0 to `sinks` and from `start` to `now` are seen; share 0 has the new one, which is not read.
+    # Positions 0 to `sinks` and `start` to `now` are visible; split 0 has the new one, which is not read.
     start, sinks = current * 0, current * 0
     if WINDOW:
         start = tl.maximum(now - window, 0)
@@ -181,7 +181,7 @@ def _ring(
 
 @triton.jit
 def _join(part_max, part_sum, part_mixed, out, splits, N: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
-    """Outputs of one row and head from its shares, of which there are at most N."""
+    """Outputs of one row and head from its splits, of which there are at most N."""
     own = tl.program_id(0).to(tl.int64)
     split, feature = tl.arange(0, N), tl.arange(0, P)
     part, there = own * splits + split, split < splits
@@ -195,13 +195,21 @@ def _join(part_max, part_sum, part_mixed, out, splits, N: tl.constexpr, D: tl.co
 
 
 def tile_shape(heads: int, width: int, number_size: int) -> tuple[int, int]:
-    """G and S, for heads of `width` numbers of `number_size` bytes in the cache: at least 8 slots."""
+    """G and S, for heads of `width` features of `number_size` bytes in the cache: at least 8 slots."""
     numbers = _TILE_BYTES // number_size
     group = groups_of_heads(heads, numbers // (8 * width))
     return group, numbers // (group * width)
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, out: Tensor, options: StepOptions) -> None:
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: RingCache,
+    out: Tensor,
+    positions: Tensor | None,
+    options: StepOptions,
+) -> None:
     """Fills `out` (B, H, D), contiguous, and writes k and v (B, H, D) into the cache; B and H are not 0."""
     keys, values = cache.keys, cache.values
     rows, size, heads, dim = keys.shape
@@ -219,10 +227,10 @@ def step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, out: Tensor, options
     ring = [s for t in (keys, values) for s in (*(x // unit for x in t.stride()[:3]), t.stride(3))]
     with on_device_of(q):
         _ring[(programs * splits,)](
-            q, k, v, keys, values, cache.lengths, options.positions, out, *parts,
+            q, k, v, keys, values, cache.lengths, positions, out, *parts,
             heads, size, splits, 0 if options.window is None else min(options.window, size),
             min(options.sink, size), options.sink_bias, options.logit_clip or 0.0, options.scale,
-            options.base, *new, *ring,
+            options.rotary_base or 0.0, *new, *ring,
             WINDOW=options.window is not None, BIAS=options.biased, CLIP=options.logit_clip is not None,
             SPLIT=splits > 1, S=slots, G=group, D=dim, P=width, NEW_UNIT=new_unit, UNIT=unit,
             num_warps=_WARPS,

@@ -1,4 +1,4 @@
-// What the CUDA kernels share: numbers of every dtype as float and back, 16 bytes at once, and sums of lanes.
+// Shared by the CUDA kernels: conversion of every dtype to float and back, 16-byte access, and warp sums.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,13 +19,13 @@ __device__ inline void put(__nv_bfloat16& at, float x) { at = __float2bfloat16_r
 template <class T>
 constexpr int kVec = 16 / sizeof(T);
 
-// Neighbouring numbers that are read or written at once.
+// Neighbouring numbers that are read or written in one access.
 template <class T, int VEC = kVec<T>>
 struct alignas(sizeof(T) * VEC) Pack {
     T values[VEC];
 };
 
-// The sum that LANES neighbouring lanes of a warp then have.
+// Sum over LANES neighbouring lanes of a warp, in all of them.
 template <int LANES>
 __device__ float sum_of_lanes(float x) {
 #pragma unroll

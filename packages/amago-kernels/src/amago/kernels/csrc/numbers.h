@@ -1,4 +1,4 @@
-// Numbers as they lie in memory, numbers as they are computed with, and exp in a form that compilers vectorise.
+// Dtypes in memory and in arithmetic, their conversion, and exp in a form that compilers vectorise.
 #pragma once
 
 #include <cmath>
@@ -56,7 +56,7 @@ inline void store(float16& at, float x) {
     at.bits = static_cast<uint16_t>(sign | magnitude);
 }
 
-// What sums are computed in.
+// The dtype of sums.
 template <class T>
 struct Accumulate {
     using type = float;
@@ -66,7 +66,7 @@ struct Accumulate<double> {
     using type = double;
 };
 
-// Calls work with a number of the dtype of that name.
+// Calls work with a value of the dtype of that name.
 template <class Work>
 void dispatch(const std::string& dtype, const Work& work) {
     if (dtype == "float32")

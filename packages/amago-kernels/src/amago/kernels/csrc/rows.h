@@ -1,7 +1,7 @@
-// Walking over the rows of strided tensors that share their leading axes, in several threads.
+// Loops over the rows of strided tensors that share their leading axes, multithreaded.
 //
-// A tensor arrives as its address and its strides, in numbers (not bytes), one for each leading axis and, where
-// it has one, for the axis within the row. A stride of 0 repeats a value: what is broadcast is never copied.
+// A tensor is passed as its address and its strides, in numbers (not bytes), one for each leading axis and, if it
+// has one, for the axis within the row. Broadcast axes have stride 0, so nothing is copied.
 #pragma once
 
 #include <omp.h>
@@ -23,7 +23,7 @@ inline int64_t product(const Sizes& sizes) {
     return rows;
 }
 
-// The place of one row in each of COUNT tensors, moved from row to row without divisions.
+// Offsets of one row in each of COUNT tensors, advanced from row to row without divisions.
 template <int COUNT>
 class RowOffsets {
 public:
@@ -61,12 +61,12 @@ private:
     int64_t offset_[COUNT];
 };
 
-// Calls work(begin, end) on equal shares of the rows in up to `threads` threads: those that torch itself uses,
-// for the process has one OpenMP library. Too little work for a second thread stays in the first.
+// Calls work(begin, end) on equal shares of the rows in up to `threads` threads, which are torch's own: the process
+// has one OpenMP library. Small work stays in one thread.
 template <class Work>
 void parallel_rows(int64_t rows, int64_t numbers_per_row, int threads, const Work& work) {
     if (rows == 0) return;
-    constexpr int64_t kGrain = 32768;  // numbers that are worth a thread, as in torch
+    constexpr int64_t kGrain = 32768;  // minimum numbers per thread, as in torch
     const int64_t useful = (rows * numbers_per_row + kGrain - 1) / kGrain;
     const int team = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({threads, useful, rows})));
     if (team == 1) {

@@ -1,4 +1,4 @@
-"""Linear layers, with a leaky ReLU written over their result where one follows.
+"""Linear layers, with an optional leaky ReLU in place.
 
 Shapes: K inputs, N outputs.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago.kernels.arguments import require_tensors
 from amago.kernels.backends import Backend, Implementation, choose, register, requested
 from amago.kernels.linear import onednn, reference
+from amago.kernels.operators import require_tensors
 
 __all__ = ["linear"]
 
@@ -32,14 +32,14 @@ def linear(
     leaky: float | None = None,
     backend: str | Backend | None = None,
 ) -> Tensor:
-    """x W^T + b, and max(y, leaky * y) of that where `leaky` is given.
+    """x W^T + b, then max(y, leaky * y) if `leaky` is given.
 
     Args:
         x: (..., K).
         weight: (N, K).
         bias: (N,), or none.
-        leaky: slope in (0, 1] of the leaky ReLU for negative numbers.
-        backend: "eager", "onednn" (float32 on a CPU), or None / "auto" for the faster one: oneDNN for large
+        leaky: negative slope of the leaky ReLU, in (0, 1].
+        backend: "eager", "onednn" (float32 on a CPU), or None / "auto" for the faster one: "onednn" for large
             products in float32 on a CPU with AVX-512 that is not Intel's, where torch's BLAS does not use it.
 
     Returns:
@@ -47,18 +47,18 @@ def linear(
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit, or a slope outside (0, 1].
-        TypeError: for tensors that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
+        TypeError: for arguments that are not tensors.
+        RuntimeError: if the requested backend cannot run the call.
     """
     _check(x, weight, bias, leaky)
-    if requested(backend) is None and not onednn.pays(x, weight):
+    if requested(backend) is None and not onednn.faster_than_blas(x, weight):
         return reference.linear(x, weight, bias, leaky)
-    out: Tensor = choose("linear", backend, x, weight, bias, leaky).run(x, weight, bias, leaky)
+    out: Tensor = choose("linear", backend, x.device, x, weight, bias, leaky).run(x, weight, bias, leaky)
     return out
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> None:
-    """Raises ValueError for arguments of `linear` that do not fit each other, TypeError for what is no tensor."""
+    """Raises ValueError for arguments of `linear` that do not fit each other, TypeError for other types."""
     require_tensors(x=x, weight=weight)
     if weight.dim() != 2:
         raise ValueError(f"weight must be (outputs, inputs), got {tuple(weight.shape)}")

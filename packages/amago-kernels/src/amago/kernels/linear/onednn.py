@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN, as convolutions with a kernel of one pixel.
+"""Linear layers by oneDNN, as convolutions with a kernel of one pixel.
 
 torch computes float32 matrix products on a CPU with MKL, which keeps to AVX2 on processors that are not
 Intel's. torch's convolutions run on oneDNN, which uses the AVX-512 units that recent ones have: some 390
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from amago.kernels.linear import reference
 
-# Below this many multiplications a call costs more than it saves, and below so many features always.
+# Below this many multiplications, or features, a call costs more than it saves.
 _WORTH_MULTIPLICATIONS = 1 << 23
 _WORTH_FEATURES = 32
 
 
 @functools.cache
 def _vendor() -> str:
-    """The maker of the processor as Linux names it; empty where it cannot be told."""
+    """Vendor of the processor as Linux names it; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -35,39 +35,39 @@ def _vendor() -> str:
 
 
 @functools.cache
-def _beats_blas() -> bool:
-    """Whether oneDNN has wider vector units at its disposal than torch's BLAS."""
+def _has_wider_vectors() -> bool:
+    """Whether oneDNN uses wider vector units than torch's BLAS on this processor."""
     avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return avx512 and torch.backends.mkl.is_available() and _vendor() not in ("", "GenuineIntel")
 
 
-def unsupported(x: Tensor, weight: Tensor, *_: object, **__: object) -> list[str]:
-    """The reasons why oneDNN cannot compute this layer; none if it can."""
+def unsupported(x: Tensor, weight: Tensor, *_: object) -> list[str]:
+    """Reasons why oneDNN cannot compute this layer."""
     reasons = []
     if x.device.type != "cpu":
         reasons.append(f"it computes on the CPU, and x is on {x.device}")
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
-        reasons.append(f"it serves float32 here, and x and weight are {x.dtype} and {weight.dtype}")
+        reasons.append(f"it computes in float32, and x and weight are {x.dtype} and {weight.dtype}")
     return reasons
 
 
 class OneDnn:
-    """What the backend needs of this machine."""
+    """The requirement of the backend."""
 
     def missing(self) -> list[str]:
-        """Why it cannot run here."""
+        """Reasons why it cannot run here."""
         return [] if torch.backends.mkldnn.is_available() else ["this torch was built without oneDNN"]
 
     def failures(self) -> list[str]:
-        """The same: there is nothing to get ready."""
+        """The same reasons: nothing has to be built."""
         return self.missing()
 
 
-def pays(x: Tensor, weight: Tensor) -> bool:
-    """Whether the layer is better computed by oneDNN than by `torch.nn.functional.linear`."""
+def faster_than_blas(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN computes the layer faster than `torch.nn.functional.linear`."""
     return (
         not torch.compiler.is_compiling()
-        and _beats_blas()
+        and _has_wider_vectors()
         and x.numel() * weight.shape[0] >= _WORTH_MULTIPLICATIONS
         and min(weight.shape) >= _WORTH_FEATURES
         and x.dtype == torch.float32

@@ -5,17 +5,17 @@ Shapes: B rows, d channels, n states per channel, L timesteps.
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from amago.kernels.arguments import require_tensors
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import SELECTIVE_SCAN
+from amago.kernels.operators import require_tensors
 from amago.kernels.precision import full_precision
-from amago.kernels.scan import external, fast, gpu, native, reference
-from amago.kernels.scan.inputs import Inputs
+from amago.kernels.scan import chunked, gpu, mamba_ssm, native, reference
+from amago.kernels.scan.inputs import ScanInputs
 from amago.kernels.triton_runtime import Triton
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -25,9 +25,9 @@ register(
     "selective_scan",
     [
         Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN),
-        Implementation(Backend.MAMBA_SSM, external.scan, external.scan_unsupported, external.MambaSsm()),
+        Implementation(Backend.MAMBA_SSM, mamba_ssm.scan, mamba_ssm.scan_unsupported, mamba_ssm.MambaSsm()),
         Implementation(Backend.TRITON, gpu.scan, gpu.unsupported, Triton()),
-        Implementation(Backend.TORCH, fast.scan),
+        Implementation(Backend.TORCH, chunked.scan),
         Implementation(Backend.EAGER, reference.scan),
     ],
 )
@@ -35,9 +35,9 @@ register(
     "selective_scan_step",
     [
         Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN),
-        Implementation(Backend.MAMBA_SSM, external.step, external.step_unsupported, external.MambaSsm()),
-        Implementation(Backend.TRITON, gpu.step, gpu.step_unsupported, Triton()),
-        Implementation(Backend.TORCH, fast.step, fast.step_unsupported),
+        Implementation(Backend.MAMBA_SSM, mamba_ssm.step, mamba_ssm.step_unsupported, mamba_ssm.MambaSsm()),
+        Implementation(Backend.TRITON, gpu.step, gpu.unsupported, Triton()),
+        Implementation(Backend.TORCH, chunked.step, chunked.step_unsupported),
         Implementation(Backend.EAGER, reference.step),
     ],
 )
@@ -78,16 +78,6 @@ def _check(u: Tensor, A: Tensor, time: tuple[int, ...], tensors: dict[str, Tenso
             raise ValueError(f"{name} must be real floating-point numbers, got {tensor.dtype}")
         if tensor.device != device:
             raise ValueError(f"{name} must be on {device} like u, got {tensor.device}")
-
-
-def _options(inputs: Inputs) -> dict[str, Any]:
-    """Those of the inputs that a call may do without, by name: what a backend can run depends on them too."""
-    return {
-        "D": inputs.D,
-        "z": inputs.z,
-        "delta_bias": inputs.delta_bias,
-        "delta_softplus": inputs.delta_softplus,
-    }
 
 
 @overload
@@ -147,27 +137,27 @@ def selective_scan(
 
     Args:
         u: inputs (B, d, L), L at least 1.
-        delta: lengths of the time steps (B, d, L), before `delta_bias` and `delta_softplus`.
+        delta: step sizes (B, d, L), before `delta_bias` and `delta_softplus`.
         A: rates (d, n), negative for a memory that fades.
-        B: what an input adds to the states (B, n, L).
-        C: how the states are read (B, n, L).
-        D: weight of the input's direct way to the output (d,).
+        B: input projection (B, n, L).
+        C: output projection (B, n, L).
+        D: weight of the skip connection from the input to the output (d,).
         z: gate (B, d, L).
         delta_bias: added to `delta` (d,).
         delta_softplus: softplus makes `delta` positive.
         initial_state: h_0 (B, d, n), zeros by default.
         return_last_state: also return h_L (B, d, n).
-        backend: "eager", "torch", "cpp", "triton", "mamba_ssm", or None / "auto" for the fastest that can
-            run the call.
+        backend: "eager", "torch", "cpp", "triton", "mamba_ssm", or None / "auto" for the first that can run the
+            call: "cpp" on a CPU, "triton" on CUDA.
 
     Returns:
-        y (B, d, L) in the dtype of u; with `return_last_state` a tuple of it and the last state. Both carry
-        gradients to every tensor that came in.
+        y (B, d, L) in the dtype of u; with `return_last_state` a tuple of it and the last state. Both have
+        gradients to every input.
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit.
-        TypeError: for tensors that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
+        TypeError: for arguments that are not tensors.
+        RuntimeError: if the requested backend cannot run the call.
     """
     require_tensors(u=u, A=A)
     if u.dim() != 3 or u.shape[2] < 1:
@@ -184,11 +174,21 @@ def selective_scan(
         "initial_state": initial_state,
     }
     _check(u, A, (u.shape[2],), tensors)
-    inputs = Inputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    asked: dict[str, Any] = {"initial_state": initial_state, "return_last_state": return_last_state}
-    run = choose("selective_scan", backend, u, delta, A, B, C, **_options(inputs), **asked).run
+    inputs = ScanInputs(
+        u=u,
+        delta=delta,
+        A=A,
+        B=B,
+        C=C,
+        D=D,
+        z=z,
+        delta_bias=delta_bias,
+        state=initial_state,
+        delta_softplus=delta_softplus,
+    )
+    run = choose("selective_scan", backend, u.device, inputs, return_last_state).run
     with full_precision(u.device):
-        y, last = run(inputs, **asked)
+        y, last = run(inputs, return_last_state)
     return (y, last) if return_last_state else y
 
 
@@ -206,9 +206,9 @@ def selective_scan_step(
     *,
     backend: str | Backend | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One timestep of `selective_scan` for every row, for rollouts.
+    """One timestep of `selective_scan` for every row.
 
-    The state that is given is not changed; the next one comes back.
+    The given state is not changed; the next one is returned.
 
     Args:
         state: h_{t-1} (B, d, n), float32 or float64.
@@ -218,15 +218,15 @@ def selective_scan_step(
         D, delta_bias: (d,).
         delta_softplus: softplus makes `delta` positive.
         backend: "eager", "triton", "torch", "cpp" and "mamba_ssm" (these three without gradients), or None /
-            "auto" for the fastest that can run it.
+            "auto" for the first that can run it.
 
     Returns:
         y_t (B, d) in the dtype of u, and h_t (B, d, n).
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit.
-        TypeError: for tensors that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
+        TypeError: for arguments that are not tensors.
+        RuntimeError: if the requested backend cannot run the call.
     """
     require_tensors(u=u, A=A)
     if u.dim() != 2:
@@ -235,8 +235,19 @@ def selective_scan_step(
     _check(u, A, (), tensors)
     if state.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"state must be float32 or float64, got {state.dtype}")
-    inputs = Inputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    run = choose("selective_scan_step", backend, state, u, delta, A, B, C, **_options(inputs)).run
+    inputs = ScanInputs(
+        u=u,
+        delta=delta,
+        A=A,
+        B=B,
+        C=C,
+        D=D,
+        z=z,
+        delta_bias=delta_bias,
+        state=state,
+        delta_softplus=delta_softplus,
+    )
+    run = choose("selective_scan_step", backend, u.device, inputs).run
     with full_precision(u.device):
-        y, state = run(state, inputs)
+        y, state = run(inputs)
     return y, state

@@ -1,4 +1,4 @@
-"""The selective scan and its step on a GPU: Triton's kernels as an operation that torch knows, and calls of it.
+"""The selective scan and its step on a GPU: the Triton kernels as torch operators.
 
 Shapes: B rows, d channels, n states per channel, L timesteps.
 """
@@ -12,155 +12,110 @@ import torch
 from torch import Tensor
 
 from amago.kernels import triton_runtime
-from amago.kernels.precision import traced
-from amago.kernels.scan.inputs import Inputs
+from amago.kernels.operators import Operator, needs_gradient
+from amago.kernels.scan.inputs import ScanInputs
+from amago.kernels.scan.native import SCAN_ARGUMENTS
 
 MAX_STATES = 256
 _MAX_SPAN = (1 << 31) - 1
 
 
 def _kernels() -> Any:
-    """The module with the kernels; imported by the first call."""
+    """The module of the kernels, imported by the first call."""
     return importlib.import_module("amago.kernels.scan.triton_kernels")
 
 
-def unsupported(u: Tensor, delta: Tensor, A: Tensor, *others: Tensor, **options: Any) -> list[str]:
-    """Why Triton's kernels cannot scan these tensors; none if they can."""
-    reasons = triton_runtime.unsupported("u", u)
-    tensors = [delta, A, *others, *(x for x in options.values() if isinstance(x, Tensor))]
-    if any(x.dtype == torch.float64 for x in tensors):
+def unsupported(inputs: ScanInputs, *_: object) -> list[str]:
+    """Reasons why the kernels cannot run a call."""
+    reasons = triton_runtime.unsupported("u", inputs.u)
+    tensors = [x for x in inputs.tensors if x is not None]
+    if any(x.dtype == torch.float64 for x in tensors[1:]):
         reasons.append("it computes in float32, and an input is float64")
-    if triton_runtime.INTERPRETED and any(x.dtype == torch.bfloat16 for x in tensors):
+    if triton_runtime.INTERPRETED and any(x.dtype == torch.bfloat16 for x in tensors[1:]):
         reasons.append("Triton's interpreter computes wrongly in bfloat16")
-    if A.shape[1] > MAX_STATES:
-        reasons.append(f"it takes at most {MAX_STATES} states per channel, got {A.shape[1]}")
-    if any(_span(x) > _MAX_SPAN for x in (u, *tensors)):
-        reasons.append(f"a tensor reaches over more than {_MAX_SPAN} numbers")
+    if inputs.A.shape[1] > MAX_STATES:
+        reasons.append(f"it takes at most {MAX_STATES} states per channel, got {inputs.A.shape[1]}")
+    if any(_span(x) > _MAX_SPAN for x in tensors):
+        reasons.append(f"a tensor spans more than {_MAX_SPAN} numbers")
     return reasons
 
 
-def step_unsupported(state: Tensor, *others: Tensor, **options: Any) -> list[str]:
-    """Why Triton's kernels cannot take a step; none if they can."""
-    u, *rest = others
-    return unsupported(u, *rest, initial_state=state, **options)
-
-
 def _span(x: Tensor) -> int:
-    """How far the last number of x lies behind the first."""
+    """Distance of the last number from the first in memory."""
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
-@torch.library.custom_op("amago_kernels::gpu_selective_scan", mutates_args=())
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    initial_state: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y (B, d, L), the last state (B, d, n), and the states that the gradient needs, both in float32."""
-    result: tuple[Tensor, Tensor, Tensor] = _kernels().forward(
-        u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, save=True
-    )
-    return result
+def _forward(*arguments: Any) -> Any:
+    """y (B, d, L), the last state (B, d, n), and the states at the starts of chunks, both in float32."""
+    return _kernels().forward(*arguments, save=True)
 
 
-@selective_scan.register_fake
-def _(u: Tensor, delta: Tensor, A: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_forward(u: Tensor, delta: Tensor, A: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows, channels, length = u.shape
     last = u.new_empty((rows, channels, A.shape[1]), dtype=torch.float32)
     return torch.empty_like(u), last, last.new_empty((-(-length // 16), *last.shape))
 
 
-@torch.library.custom_op("amago_kernels::gpu_selective_scan_backward", mutates_args=())
-def selective_scan_backward(
-    grad_y: Tensor,
-    grad_last: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    starts: Tensor,
-    delta_softplus: bool,
-) -> list[Tensor]:
-    """Gradients of u, delta, A, B, C, D, z, delta_bias and the initial state; empty for what is not given."""
-    kernels = importlib.import_module("amago.kernels.scan.triton_backward")
-    found = kernels.backward(
-        grad_y, grad_last.contiguous(), u, delta, A, B, C, D, z, delta_bias, starts, delta_softplus
-    )
-    inputs = (u, delta, A, B, C, D, z, delta_bias, starts)
+def _backward(grad_y: Tensor, grad_last: Tensor, *arguments: Any) -> list[Tensor]:
+    """Gradients of u, delta, A, B, C, D, z, delta_bias and the initial state; empty for those not given."""
+    *inputs, state, starts, delta_softplus = arguments
+    found = _kernels().backward(grad_y, grad_last.contiguous(), *inputs, starts, delta_softplus)
     return [
-        grad.new_empty(0) if x is None else grad.to(x.dtype) for x, grad in zip(inputs, found, strict=True)
+        grad.new_empty(0) if x is None else grad.to(x.dtype)
+        for x, grad in zip((*inputs, state), found, strict=True)
     ]
 
 
-@selective_scan_backward.register_fake
-def _(grad_y: Tensor, grad_last: Tensor, *inputs: Any) -> list[Tensor]:
-    u, delta, A, B, C, D, z, delta_bias, starts, _ = inputs
-    others = [x.new_empty(x.shape) for x in (A, B, C)]
-    options = [
-        u.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (D, delta_bias)
-    ]
-    grad_z = u.new_empty(0, dtype=torch.float32) if z is None else torch.empty_like(z)
+def _fake_backward(grad_y: Tensor, grad_last: Tensor, *arguments: Any) -> list[Tensor]:
+    u, delta, A, B, C, D, z, delta_bias, state, *_ = arguments
+
+    def empty(x: Tensor | None, dense: bool = True) -> Tensor:
+        if x is None:
+            return grad_y.new_empty(0, dtype=torch.float32)
+        return x.new_empty(x.shape) if dense else torch.empty_like(x)
+
+    others = [empty(x) for x in (A, B, C, D)]
     return [
-        torch.empty_like(u),
-        torch.empty_like(delta),
+        empty(u, False),
+        empty(delta, False),
         *others,
-        options[0],
-        grad_z,
-        options[1],
-        starts.new_empty(starts.shape[1:]),
+        empty(z, False),
+        empty(delta_bias),
+        empty(state),
     ]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, initial_state, delta_softplus = inputs
-    ctx.save_for_backward(*tensors, output[2])
-    ctx.delta_softplus = delta_softplus
-    ctx.initial_dtype = None if initial_state is None else initial_state.dtype
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)
+selective_scan = Operator(
+    "gpu_selective_scan",
+    _forward,
+    f"{SCAN_ARGUMENTS}, bool delta_softplus",
+    "(Tensor, Tensor, Tensor)",
+    fake=_fake_forward,
+)
+selective_scan_backward = Operator(
+    "gpu_selective_scan_backward",
+    _backward,
+    f"Tensor grad_y, Tensor grad_last, {SCAN_ARGUMENTS}, Tensor starts, bool delta_softplus",
+    "Tensor[]",
+    fake=_fake_backward,
+)
+selective_scan.differentiate(selective_scan_backward, keep=(2,), auxiliary=(2,))
 
 
-def _backward(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    *inputs, starts = ctx.saved_tensors
-    grad_y = torch.zeros_like(inputs[0]) if grad_y is None else grad_y
-    grad_last = torch.zeros_like(starts[0]) if grad_last is None else grad_last
-    found = selective_scan_backward(grad_y, grad_last, *inputs, starts, ctx.delta_softplus)
-    grads = [None if x is None else grad for x, grad in zip(inputs, found, strict=False)]
-    initial = None if ctx.initial_dtype is None else found[-1].to(ctx.initial_dtype)
-    return *grads, initial, None
-
-
-selective_scan.register_autograd(_backward, setup_context=_setup_context)
-
-
-def scan(
-    inputs: Inputs, *, initial_state: Tensor | None, return_last_state: bool
-) -> tuple[Tensor, Tensor | None]:
+def scan(inputs: ScanInputs, return_last_state: bool) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan`."""
-    u, delta, A, B, C, D, z, delta_bias, delta_softplus = inputs
+    u, delta, A, B, C, D, z, delta_bias, state = inputs.tensors
     D, delta_bias = (x if x is None else x.contiguous() for x in (D, delta_bias))
-    tensors = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    if traced(*tensors):
-        y, last, _ = selective_scan(*tensors, delta_softplus)
+    tensors = (u, delta, A, B, C, D, z, delta_bias, state)
+    if torch.compiler.is_compiling() or needs_gradient(*tensors):
+        y, last, _ = selective_scan.dispatch(*tensors, inputs.delta_softplus)
     else:
-        y, last, _ = _kernels().forward(*tensors, delta_softplus, save=False)
+        y, last, _ = _kernels().forward(*tensors, inputs.delta_softplus, save=False)
     return y, last
 
 
-def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def step(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan_step`: a sequence of one timestep."""
     sequence = inputs.over_time(lambda x: x.unsqueeze(-1))
-    y, last = scan(sequence, initial_state=state, return_last_state=True)
-    assert last is not None
+    y, last = scan(sequence, True)
     return y.squeeze(-1), last

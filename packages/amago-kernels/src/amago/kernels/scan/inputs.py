@@ -1,12 +1,13 @@
-"""What the scan and its step compute from, as the public functions hand it to their backends.
+"""Inputs of the scan and its step, as the public functions pass them to the backends.
 
-Shapes: B rows, d channels, n states per channel, L timesteps; a step has no axis of time.
+Shapes: B rows, d channels, n states per channel, L timesteps; a step has no time axis.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,14 +15,16 @@ from torch import Tensor
 from amago.kernels.precision import accumulation_dtype
 
 
-class Inputs(NamedTuple):
-    """The arguments of `amago.kernels.selective_scan`, checked; the state apart, and what is asked of the result.
+@dataclass(frozen=True, kw_only=True)
+class ScanInputs:
+    """The arguments of `amago.kernels.selective_scan` or `selective_scan_step`, checked.
 
     Args:
         u, delta, z: (B, d, L), or (B, d) in a step.
         A: (d, n).
         B, C: (B, n, L), or (B, n) in a step.
         D, delta_bias: (d,).
+        state: before the first timestep (B, d, n); None for zeros.
         delta_softplus: whether softplus makes `delta` positive.
     """
 
@@ -33,18 +36,32 @@ class Inputs(NamedTuple):
     D: Tensor | None
     z: Tensor | None
     delta_bias: Tensor | None
+    state: Tensor | None
     delta_softplus: bool
 
-    def dtype_with(self, state: Tensor | None) -> torch.dtype:
-        """What is computed in, with a state of its own dtype."""
-        return accumulation_dtype(state, *self[:-1])
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors, None for those not given: u, delta, A, B, C, D, z, delta_bias, state."""
+        return (
+            self.u,
+            self.delta,
+            self.A,
+            self.B,
+            self.C,
+            self.D,
+            self.z,
+            self.delta_bias,
+            self.state,
+        )
 
-    def over_time(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with `change` applied to all that has, or in a step lacks, the axis of time."""
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus = self
-        z = None if z is None else change(z)
-        return Inputs(change(u), change(delta), A, change(B), change(C), D, z, delta_bias, delta_softplus)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the states."""
+        return accumulation_dtype(*self.tensors)
 
-    def at(self, t: int) -> Inputs:
-        """Those of a single step, number t of the sequence."""
-        return self.over_time(lambda x: x[..., t])
+    def over_time(self, change: Callable[[Tensor], Tensor]) -> ScanInputs:
+        """The inputs with `change` applied to every tensor that has a time axis (in a step: lacks one)."""
+        z = None if self.z is None else change(self.z)
+        return dataclasses.replace(
+            self, u=change(self.u), delta=change(self.delta), B=change(self.B), C=change(self.C), z=z
+        )

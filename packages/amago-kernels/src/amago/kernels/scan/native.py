@@ -1,36 +1,35 @@
-"""The recurrence in C++ on the CPU: csrc/selective_scan.cpp behind torch custom operators.
+"""The recurrence and the step in C++ on the CPU: csrc/selective_scan.cpp as torch operators.
 
-Shapes as in `recurrence`: L timesteps, B rows, d channels, n states per channel; K chunks, M blocks of channels.
+Shapes as in `chunked`: L timesteps, B rows, d channels, n states per channel; K chunks, M blocks of channels.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from amago.kernels.native import DTYPES, SELECTIVE_SCAN, operand
-from amago.kernels.precision import accumulation_dtype
-from amago.kernels.scan import fast
-from amago.kernels.scan.inputs import Inputs
-from amago.kernels.scan.op import Gradients, recurrence_operator
-from amago.kernels.scan.recurrence import CHUNK, num_chunks
+from amago.kernels.operators import Operator
+from amago.kernels.scan import chunked
+from amago.kernels.scan.chunked import CHUNK, num_chunks
+from amago.kernels.scan.inputs import ScanInputs
 
 
-def unsupported(u: Tensor, *_: object, **__: object) -> list[str]:
-    """Why the call cannot run: tensors elsewhere than on the CPU."""
-    return [] if u.device.type == "cpu" else [f"it computes on the CPU, and u is on {u.device}"]
+def unsupported(inputs: ScanInputs, *_: object) -> list[str]:
+    """Reasons why it cannot run the call: tensors on another device."""
+    device = inputs.u.device
+    return [] if device.type == "cpu" else [f"it computes on the CPU, and u is on {device}"]
 
 
-def step_unsupported(state: Tensor, u: Tensor, *tensors: Tensor, **options: Any) -> list[str]:
-    """The same, and the step has no gradient."""
-    return unsupported(u) + fast.step_unsupported(state, u, *tensors, **options)
+def step_unsupported(inputs: ScanInputs) -> list[str]:
+    """Reasons why it cannot run a step: the device, or gradients."""
+    return unsupported(inputs) + chunked.step_unsupported(inputs)
 
 
 def _sizes(u: Tensor, A: Tensor) -> tuple[str, int, int, int, int, int]:
-    """What both kernels take first: dtype, L, B, d, n, timesteps of a chunk."""
+    """The first arguments of both kernels: dtype, L, B, d, n, timesteps of a chunk."""
     return (DTYPES[u.dtype], *u.shape, A.shape[0], CHUNK)
 
 
@@ -42,7 +41,7 @@ def _dense(x: Tensor) -> Tensor:
 def forward(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, save: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`recurrence.forward`; A and the initial state are contiguous, the other tensors in their last axis."""
+    """`chunked.forward`; A and the initial state are contiguous, the other tensors in their last axis."""
     y = torch.empty(u.shape, dtype=u.dtype)
     last = torch.empty(initial_state.shape, dtype=u.dtype)
     starts = torch.empty((num_chunks(u.shape[0]) if save else 0, *initial_state.shape), dtype=u.dtype)
@@ -71,8 +70,8 @@ def backward(
     B: Tensor,
     C: Tensor,
     starts: Tensor,
-) -> Gradients:
-    """`recurrence.backward`."""
+) -> tuple[Tensor, ...]:
+    """`chunked.backward`."""
     _, rows, channels = u.shape
     kernels = SELECTIVE_SCAN.load()
     blocks = -(-channels // kernels.BLOCK)
@@ -96,11 +95,12 @@ def backward(
     return grad_u, grad_delta, grad_A.sum(0), grad_B.sum(0), grad_C.sum(0), grad_initial
 
 
-scan_recurrence, scan_recurrence_backward = recurrence_operator(
-    "cpp_selective_scan", forward, backward, device_types="cpu"
-)
+recurrence = chunked.Recurrence("cpp_selective_scan", forward, backward, device="cpu")
 
-scan = functools.partial(fast.scan, operator=scan_recurrence, plain=forward)
+
+def scan(inputs: ScanInputs, return_last_state: bool) -> tuple[Tensor, Tensor]:
+    """See `amago.kernels.selective_scan`."""
+    return chunked.scan(inputs, return_last_state, recurrence)
 
 
 def _address(x: Tensor | None) -> int:
@@ -108,7 +108,6 @@ def _address(x: Tensor | None) -> int:
 
 
 def _step(
-    state: Tensor,
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -117,9 +116,10 @@ def _step(
     D: Tensor | None,
     z: Tensor | None,
     delta_bias: Tensor | None,
+    state: Tensor,
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
-    """One timestep, from the network's numbers to the gated output; all tensors are of one dtype."""
+    """One timestep, softplus, skip and gate included; all tensors are of one dtype."""
     y = torch.empty(u.shape, dtype=u.dtype)
     after = torch.empty(state.shape, dtype=u.dtype)
     state, A = state.contiguous(), A.contiguous()
@@ -145,23 +145,28 @@ def _step(
     return y, after
 
 
-scan_step = torch.library.custom_op(
-    "amago_kernels::cpp_selective_scan_step", _step, mutates_args=(), device_types="cpu"
-)
-
-
-@scan_step.register_fake
-def _(state: Tensor, u: Tensor, *_: Tensor | bool | None) -> tuple[Tensor, Tensor]:
+def _fake_step(*arguments: Any) -> tuple[Tensor, Tensor]:
+    u, state = arguments[0], arguments[-2]
     return u.new_empty(u.shape), state.new_empty(state.shape)
 
 
-def step(state: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+SCAN_ARGUMENTS = (
+    "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
+    "Tensor? D, Tensor? z, Tensor? delta_bias, Tensor? state"
+)
+scan_step = Operator(
+    "cpp_selective_scan_step",
+    _step,
+    f"{SCAN_ARGUMENTS}, bool delta_softplus",
+    "(Tensor, Tensor)",
+    fake=_fake_step,
+    device="cpu",
+)
+
+
+def step(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """See `amago.kernels.selective_scan_step`."""
-    tensors: tuple[Any, ...] = (state, *inputs[:-1])
-    dtype = state.dtype
-    if any(x is not None and x.dtype != dtype for x in tensors):
-        dtype = accumulation_dtype(*tensors)
-        tensors = tuple(None if x is None else x.to(dtype) for x in tensors)
-    run: Any = scan_step if torch.compiler.is_compiling() else _step
-    y, after = run(*tensors, inputs.delta_softplus)
+    dtype = inputs.dtype
+    tensors = tuple(x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs.tensors)
+    y, after = scan_step(*tensors, inputs.delta_softplus)
     return y if dtype == inputs.u.dtype else y.to(inputs.u.dtype), after

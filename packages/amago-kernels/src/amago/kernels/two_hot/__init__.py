@@ -1,21 +1,23 @@
 """Critics that classify returns into bins: cross-entropy straight from scalar targets, and expected values.
 
-`bins` holds the support, `reference` the specification with dense labels, `fused` the same without them in torch,
-`native` in C++, and for GPUs `op` with `triton_kernels` and `cuda_kernels`, which `gpu` calls.
+- `bins`: the support. `reference`: dense labels. `torch_ops`: torch without labels. `native`: C++ on the CPU.
+- `gpu`: operators for the GPU kernels, which are in `triton_kernels` and `cuda_kernels`.
 
 Shapes: n bins, other leading axes are free.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from amago.kernels.arguments import require_tensors
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import TWO_HOT, TWO_HOT_CUDA
+from amago.kernels.operators import require_tensors
 from amago.kernels.triton_runtime import Triton
-from amago.kernels.two_hot import fused, gpu, native, reference
+from amago.kernels.two_hot import gpu, native, reference, torch_ops
 from amago.kernels.two_hot.bins import Bins
 
 __all__ = ["Bins", "hl_gauss_cross_entropy", "two_hot_cross_entropy", "two_hot_mean"]
@@ -23,22 +25,25 @@ __all__ = ["Bins", "hl_gauss_cross_entropy", "two_hot_cross_entropy", "two_hot_m
 
 _triton, _cuda = gpu.GpuTwoHot("triton"), gpu.GpuTwoHot("cuda")
 
-for _name in ("two_hot_cross_entropy", "hl_gauss_cross_entropy", "two_hot_mean"):
+for _name, _function in (
+    ("two_hot_cross_entropy", "cross_entropy"),
+    ("hl_gauss_cross_entropy", "cross_entropy"),
+    ("two_hot_mean", "mean"),
+):
     register(
         _name,
         [
-            Implementation(Backend.CPP, getattr(native, _name), native.unsupported, needs=TWO_HOT),
-            Implementation(Backend.TRITON, getattr(_triton, _name), _triton.unsupported, needs=Triton()),
-            Implementation(Backend.TORCH, getattr(fused, _name)),
-            # Behind one that runs every call, so by name only: building it takes half a minute.
-            Implementation(Backend.CUDA, getattr(_cuda, _name), _cuda.unsupported, needs=TWO_HOT_CUDA),
-            Implementation(Backend.EAGER, getattr(reference, _name)),
+            Implementation(Backend.CPP, getattr(native, _function), native.unsupported, TWO_HOT),
+            Implementation(Backend.TRITON, getattr(_triton, _function), _triton.unsupported, Triton()),
+            Implementation(Backend.CUDA, getattr(_cuda, _function), _cuda.unsupported, TWO_HOT_CUDA),
+            Implementation(Backend.TORCH, getattr(torch_ops, _function)),
+            Implementation(Backend.EAGER, getattr(reference, _function)),
         ],
     )
 
 
 def _check_logits(logits: Tensor, bins: Bins) -> None:
-    """Raises ValueError unless the logits are floating-point numbers (..., n), TypeError for what is no tensor."""
+    """Raises ValueError unless the logits are floating-point numbers (..., n), TypeError for other types."""
     if not isinstance(bins, Bins):
         raise TypeError(f"bins must be Bins, got {bins!r}")
     require_tensors(logits=logits)
@@ -92,31 +97,36 @@ def two_hot_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of softmax(logits) against the two-hot labels of scalar returns (Hafner et al. 2023, eq. 9).
 
-    A return counts for the two bins around it, in proportion to its nearness. Labels are never built, and a
-    target that broadcasts is never copied.
+    A return's label is shared by the two nearest bins, so that their mean is the return. Labels are never built,
+    and a target that broadcasts is never copied.
 
     Args:
-        logits: (..., n), finite. The gradient flows into them alone.
-        target: returns, broadcastable to (...). Those at or beyond an end of the support, infinite ones
-            included, count as that end. NaN makes the loss and the gradient of its row NaN, for the caller to
-            count and skip; it never becomes a class.
+        logits: (..., n), finite; the only input with a gradient.
+        target: returns, broadcastable to (...), clamped to the support. NaN makes the loss and the gradient of
+            its row NaN.
         bins: the support.
         mask: bool, broadcastable to (...). Where false, loss and gradient are 0, whatever logits and target
             hold.
         weight: floats, broadcastable to (...), that multiply the loss.
-        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the fastest that can run it.
+        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run
+            the call: "cpp" on a CPU, "triton" on CUDA.
 
     Returns:
         The loss of each row (...), in nats: float32, or float64 for float64 logits.
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit.
-        TypeError: for tensors or bins that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
+        TypeError: for arguments that are not tensors or bins.
+        RuntimeError: if the requested backend cannot run the call.
     """
     _check_loss(logits, target, bins, mask, weight)
-    chosen = choose("two_hot_cross_entropy", backend, logits, target, bins, mask=mask, weight=weight)
-    loss: Tensor = chosen.run(logits, target, bins, mask=mask, weight=weight)
+    return _cross_entropy("two_hot_cross_entropy", backend, logits, target, bins, mask, weight, None)
+
+
+def _cross_entropy(operation: str, backend: str | Backend | None, logits: Tensor, *arguments: Any) -> Tensor:
+    """The loss by the chosen backend."""
+    run = choose(operation, backend, logits.device, logits, *arguments).run
+    loss: Tensor = run(logits, *arguments)
     return loss
 
 
@@ -132,8 +142,8 @@ def hl_gauss_cross_entropy(
 ) -> Tensor:
     """Cross-entropy against a normal distribution around each return (Farebrother et al. 2024, sec. 3.1).
 
-    A bin's label is the probability of the interval that ends half-way to its neighbours, cut off and
-    normalised at the ends of the support.
+    A bin's label is the probability of the interval that ends half-way to its neighbours; the distribution is
+    truncated to the support.
 
     Args:
         logits, target, bins, mask, weight, backend: as in `two_hot_cross_entropy`.
@@ -144,34 +154,32 @@ def hl_gauss_cross_entropy(
 
     Raises:
         ValueError: for shapes, dtypes or devices that do not fit, or a sigma out of range.
-        TypeError: for tensors or bins that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
+        TypeError: for arguments that are not tensors or bins.
+        RuntimeError: if the requested backend cannot run the call.
     """
     _check_loss(logits, target, bins, mask, weight)
     if not 1e-6 <= sigma <= 1e6:  # beyond, float32 has no digits left for the labels
         raise ValueError(f"sigma must be a positive number of bin widths, from 1e-6 to 1e6, got {sigma}")
-    options = {"mask": mask, "weight": weight, "sigma": float(sigma)}
-    chosen = choose("hl_gauss_cross_entropy", backend, logits, target, bins, **options)
-    loss: Tensor = chosen.run(logits, target, bins, **options)
-    return loss
+    return _cross_entropy("hl_gauss_cross_entropy", backend, logits, target, bins, mask, weight, float(sigma))
 
 
 def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = None) -> Tensor:
-    """The return that softmax(logits) stands for: the expected support point, mapped back to a return.
+    """The expected support point under softmax(logits), mapped back to a return.
 
     Args:
         logits: (..., n).
         bins: the support.
-        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the fastest that can run it.
+        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run
+            the call: "cpp" on a CPU, "triton" on CUDA.
 
     Returns:
         (...), float32, or float64 for float64 logits; its gradient flows into the logits.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit.
-        TypeError: for logits or bins that are none.
-        RuntimeError: if the backend that was asked for cannot run the call.
+        TypeError: for arguments that are not tensors or bins.
+        RuntimeError: if the requested backend cannot run the call.
     """
     _check_logits(logits, bins)
-    value: Tensor = choose("two_hot_mean", backend, logits, bins).run(logits, bins)
+    value: Tensor = choose("two_hot_mean", backend, logits.device, logits, bins).run(logits, bins)
     return value

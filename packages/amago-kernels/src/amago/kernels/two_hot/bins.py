@@ -24,10 +24,10 @@ def symexp(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bins:
-    """n points from `low` to `high`, evenly spaced in the space that the critic classifies in.
+    """n points from `low` to `high`, evenly spaced in return or in symlog(return).
 
     Args:
-        low: smallest return that can be told apart.
+        low: smallest return of the support.
         high: largest one.
         n: number of bins, at least 2.
         symlog: space the bins evenly in symlog(return) instead of in the return itself.
@@ -75,15 +75,15 @@ class Bins:
         return torch.linspace(self.start, self.stop, self.n, dtype=dtype, device=device)
 
     def position(self, target: Tensor) -> Tensor:
-        """Where returns (...) lie on the support in units of bins, within [0, n - 1].
+        """Positions of returns (...) on the support in units of bins, within [0, n - 1].
 
-        Returns at or beyond an end of the support, infinite ones included, lie on that end; NaN stays NaN.
+        Returns beyond an end of the support, infinite ones included, are clamped to it; NaN stays NaN.
         """
         x = symlog(target) if self.symlog else target
         return ((x - self.start) / self.width).clamp(0.0, self.n - 1.0)
 
     def returns(self, x: Tensor) -> Tensor:
-        """Numbers of the transformed space (...) as returns."""
+        """Values of the transformed space (...) as returns."""
         return symexp(x) if self.symlog else x
 
     def _transformed(self, value: float) -> float:

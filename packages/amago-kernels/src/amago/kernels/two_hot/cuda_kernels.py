@@ -1,4 +1,4 @@
-"""The two-hot operations in CUDA C++: calls of csrc/two_hot.cu with what `triton_kernels` takes."""
+"""The two-hot operations in CUDA C++: launches csrc/two_hot.cu with the arguments of `triton_kernels`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from amago.kernels.native import DTYPES, TWO_HOT_CUDA
 from amago.kernels.two_hot.bins import Bins
-from amago.kernels.two_hot.rows import Operands, RowAxes
+from amago.kernels.two_hot.gpu import Operands, RowAxes
 
 _ABSENT = (0, (0, 0, 0), 0)
 
@@ -19,22 +19,23 @@ def _run(
     bins: Bins,
     sharpness: float,
     operands: Operands,
-    places: Sequence[int],
+    slots: Sequence[int],
 ) -> None:
     """Runs a kernel over all rows.
 
     Args:
-        task: what to compute, by its name in csrc/two_hot_cuda.h.
+        task: name of the kernel in csrc/two_hot_cuda.h.
         axes: of the operands.
-        bins, sharpness: as in `op`.
+        bins: the support.
+        sharpness: see `gpu.LabelBins`.
         operands: the first are the logits.
-        places: where each operand stands among logits, target, mask, weight, incoming gradient and result.
+        slots: position of each operand among logits, target, mask, weight, incoming gradient and result.
     """
     module = TWO_HOT_CUDA.load()
     six = [_ABSENT] * 6
-    for x, strides, place in zip(operands, axes.strides, places, strict=True):
+    for x, strides, slot in zip(operands, axes.strides, slots, strict=True):
         if x is not None:
-            six[place] = (x.data_ptr(), strides, x.stride(-1) if x.dim() else 0)  # type: ignore[assignment]
+            six[slot] = (x.data_ptr(), strides, x.stride(-1) if x.dim() else 0)  # type: ignore[assignment]
     logits = operands[0]
     assert logits is not None
     numbers = (bins.low, bins.high, bins.start, bins.width, sharpness)

@@ -1,7 +1,7 @@
-"""The two-hot operations in C++ on the CPU: csrc/two_hot.cpp behind torch custom operators.
+"""The two-hot operations in C++ on the CPU: csrc/two_hot.cpp as torch operators.
 
-Labels arrive as the short windows that `fused` makes, for a target that several critics share once, so both
-losses are one kernel. Tensors are read where they lie, by their strides.
+Labels come as the short windows of `torch_ops`, once for a target that several critics share, so both losses are
+one kernel. Tensors are read in place, by their strides.
 
 Shapes: n bins, w bins of a window, other leading axes are free.
 """
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from amago.kernels.native import DTYPES, TWO_HOT, operand
-from amago.kernels.precision import accumulation_dtype, traced
+from amago.kernels.operators import Operator
+from amago.kernels.precision import accumulation_dtype
 from amago.kernels.two_hot.bins import Bins
-from amago.kernels.two_hot.fused import hl_gauss_window, two_hot_window
+from amago.kernels.two_hot.torch_ops import label_window
 
 
-def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
-    """Why the call cannot run: logits elsewhere than on the CPU, or of another dtype."""
+def unsupported(logits: Tensor, *_: object) -> list[str]:
+    """Reasons why it cannot run the call: logits on another device, or of another dtype."""
     reasons = []
     if logits.device.type != "cpu":
         reasons.append(f"the logits are on {logits.device}, not on the CPU")
@@ -29,13 +30,15 @@ def unsupported(logits: Tensor, *_: object, **__: object) -> list[str]:
     return reasons
 
 
-def _sizes(logits: Tensor) -> tuple[list[int], int]:
-    """The leading axes, and n."""
+def _run(kernel: str, logits: Tensor, numbers: tuple[int, ...], operands: tuple[Tensor | None, ...]) -> None:
+    """Calls a kernel of the native module on logits (..., n) and further tensors with the same leading axes."""
     *rows, n = logits.shape
-    return rows, n
+    addresses = map(operand, (logits, *operands))
+    run = getattr(TWO_HOT.load(), kernel)
+    run(DTYPES[logits.dtype], rows, n, *numbers, *addresses, torch.get_num_threads())
 
 
-def _windowed_cross_entropy(
+def _cross_entropy(
     logits: Tensor, first: Tensor, label: Tensor, mask: Tensor | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """weight * cross-entropy of softmax(logits) against labels that are zero outside a window of bins.
@@ -50,36 +53,14 @@ def _windowed_cross_entropy(
     Returns:
         The losses (...), and for the gradient each row's max x and 1 / sum exp(x - max): (..., 2).
     """
-    rows, n = _sizes(logits)
-    loss = torch.empty(rows, dtype=label.dtype)
-    softmax = torch.empty((*rows, 2), dtype=label.dtype)
-    TWO_HOT.load().cross_entropy(
-        DTYPES[logits.dtype],
-        rows,
-        n,
-        label.shape[-1],
-        *map(operand, (logits, first, label, mask, weight, loss, softmax)),
-        torch.get_num_threads(),
-    )
+    loss = torch.empty(logits.shape[:-1], dtype=label.dtype)
+    softmax = torch.empty((*logits.shape[:-1], 2), dtype=label.dtype)
+    operands = (first, label, mask, weight, loss, softmax)
+    _run("cross_entropy", logits, (label.shape[-1],), operands)
     return loss, softmax
 
 
-windowed_cross_entropy = torch.library.custom_op(
-    "amago_kernels::windowed_cross_entropy", _windowed_cross_entropy, mutates_args=(), device_types="cpu"
-)
-
-
-@windowed_cross_entropy.register_fake
-def _(
-    logits: Tensor, first: Tensor, label: Tensor, mask: Tensor | None, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return label.new_empty(logits.shape[:-1]), label.new_empty((*logits.shape[:-1], 2))
-
-
-@torch.library.custom_op(
-    "amago_kernels::windowed_cross_entropy_backward", mutates_args=(), device_types="cpu"
-)
-def windowed_cross_entropy_backward(
+def _cross_entropy_backward(
     grad: Tensor,
     logits: Tensor,
     first: Tensor,
@@ -88,46 +69,14 @@ def windowed_cross_entropy_backward(
     weight: Tensor | None,
     softmax: Tensor,
 ) -> Tensor:
-    """The gradient of `windowed_cross_entropy` with respect to the logits: grad (...) -> (..., n)."""
-    rows, n = _sizes(logits)
+    """The gradient of `_cross_entropy` with respect to the logits: grad (...) -> (..., n)."""
     out = torch.empty_like(logits)
-    TWO_HOT.load().cross_entropy_gradient(
-        DTYPES[logits.dtype],
-        rows,
-        n,
-        label.shape[-1],
-        *map(operand, (logits, first, label, mask, weight, softmax, grad, out)),
-        torch.get_num_threads(),
-    )
+    operands = (first, label, mask, weight, softmax, grad, out)
+    _run("cross_entropy_gradient", logits, (label.shape[-1],), operands)
     return out
 
 
-@windowed_cross_entropy_backward.register_fake
-def _(
-    grad: Tensor,
-    logits: Tensor,
-    first: Tensor,
-    label: Tensor,
-    mask: Tensor | None,
-    weight: Tensor | None,
-    softmax: Tensor,
-) -> Tensor:
-    return torch.empty_like(logits)
-
-
-def _save_for_cross_entropy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _cross_entropy_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return windowed_cross_entropy_backward(grad, *ctx.saved_tensors), None, None, None, None
-
-
-windowed_cross_entropy.register_autograd(_cross_entropy_backward, setup_context=_save_for_cross_entropy)
-
-
-def _expected_value(logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+def _mean(logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     """sum_j softmax(logits)_j points_j.
 
     Args:
@@ -137,71 +86,87 @@ def _expected_value(logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The means (...), and for the gradient each row's max x and 1 / sum exp(x - max): (..., 2).
     """
-    rows, n = _sizes(logits)
-    mean = points.new_empty(rows)
-    softmax = points.new_empty((*rows, 2))
-    TWO_HOT.load().mean(
-        DTYPES[logits.dtype],
-        rows,
-        n,
-        *map(operand, (logits, points, mean, softmax)),
-        torch.get_num_threads(),
-    )
+    mean, softmax = _fake_mean(logits, points)
+    _run("mean", logits, (), (points, mean, softmax))
     return mean, softmax
 
 
-expected_value = torch.library.custom_op(
-    "amago_kernels::expected_value", _expected_value, mutates_args=(), device_types="cpu"
-)
-
-
-@expected_value.register_fake
-def _(logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    return points.new_empty(logits.shape[:-1]), points.new_empty((*logits.shape[:-1], 2))
-
-
-@torch.library.custom_op("amago_kernels::expected_value_backward", mutates_args=(), device_types="cpu")
-def expected_value_backward(
-    grad: Tensor, logits: Tensor, points: Tensor, mean: Tensor, softmax: Tensor
-) -> Tensor:
-    """The gradient of `expected_value` with respect to the logits: grad (...) -> (..., n)."""
-    rows, n = _sizes(logits)
+def _mean_backward(grad: Tensor, logits: Tensor, points: Tensor, mean: Tensor, softmax: Tensor) -> Tensor:
+    """The gradient of `_mean` with respect to the logits: grad (...) -> (..., n)."""
     out = torch.empty_like(logits)
-    TWO_HOT.load().mean_gradient(
-        DTYPES[logits.dtype],
-        rows,
-        n,
-        *map(operand, (logits, points, mean, softmax, grad, out)),
-        torch.get_num_threads(),
-    )
+    _run("mean_gradient", logits, (), (points, mean, softmax, grad, out))
     return out
 
 
-@expected_value_backward.register_fake
-def _(grad: Tensor, logits: Tensor, points: Tensor, mean: Tensor, softmax: Tensor) -> Tensor:
+def _fake_cross_entropy(logits: Tensor, first: Tensor, label: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return label.new_empty(logits.shape[:-1]), label.new_empty((*logits.shape[:-1], 2))
+
+
+def _fake_mean(logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    return points.new_empty(logits.shape[:-1]), points.new_empty((*logits.shape[:-1], 2))
+
+
+def fake_backward(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
+    """A tensor like the logits."""
     return torch.empty_like(logits)
 
 
-def _save_for_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
-    ctx.mark_non_differentiable(output[1])
+_WINDOW = "Tensor logits, Tensor first, Tensor label, Tensor? mask, Tensor? weight"
+windowed_cross_entropy = Operator(
+    "windowed_cross_entropy",
+    _cross_entropy,
+    _WINDOW,
+    "(Tensor, Tensor)",
+    fake=_fake_cross_entropy,
+    device="cpu",
+)
+windowed_cross_entropy.differentiate(
+    Operator(
+        "windowed_cross_entropy_backward",
+        _cross_entropy_backward,
+        f"Tensor grad, {_WINDOW}, Tensor softmax",
+        "Tensor",
+        fake=fake_backward,
+        device="cpu",
+    ),
+    keep=(1,),
+    auxiliary=(1,),
+)
+expected_value = Operator(
+    "expected_value",
+    _mean,
+    "Tensor logits, Tensor points",
+    "(Tensor, Tensor)",
+    fake=_fake_mean,
+    device="cpu",
+)
+expected_value.differentiate(
+    Operator(
+        "expected_value_backward",
+        _mean_backward,
+        "Tensor grad, Tensor logits, Tensor points, Tensor mean, Tensor softmax",
+        "Tensor",
+        fake=fake_backward,
+        device="cpu",
+    ),
+    keep=(0, 1),
+    auxiliary=(1,),
+)
 
 
-def _mean_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return expected_value_backward(grad, *ctx.saved_tensors), None
-
-
-expected_value.register_autograd(_mean_backward, setup_context=_save_for_mean)
-
-
-def _cross_entropy(
-    logits: Tensor, window: tuple[Tensor, Tensor], mask: Tensor | None, weight: Tensor | None
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    bins: Bins,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    sigma: float | None,
 ) -> Tensor:
-    """The loss against labels in windows: index and label (..., w), broadcast over the rows of the logits."""
-    index, label = window
+    """See `amago.kernels.hl_gauss_cross_entropy`; `two_hot_cross_entropy` if sigma is None."""
+    index, label = label_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
     rows = logits.shape[:-1]
-    run = windowed_cross_entropy if traced(logits) else _windowed_cross_entropy
-    loss, _ = run(
+    loss: Tensor
+    loss, _ = windowed_cross_entropy(
         logits,
         index[..., 0].expand(rows),
         label.expand(*rows, -1),
@@ -211,24 +176,7 @@ def _cross_entropy(
     return loss
 
 
-def two_hot_cross_entropy(
-    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None
-) -> Tensor:
-    """See `amago.kernels.two_hot_cross_entropy`."""
-    window = two_hot_window(target.detach().to(accumulation_dtype(logits)), bins)
-    return _cross_entropy(logits, window, mask, weight)
-
-
-def hl_gauss_cross_entropy(
-    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None, sigma: float
-) -> Tensor:
-    """See `amago.kernels.hl_gauss_cross_entropy`."""
-    window = hl_gauss_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
-    return _cross_entropy(logits, window, mask, weight)
-
-
-def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:
+def mean(logits: Tensor, bins: Bins) -> Tensor:
     """See `amago.kernels.two_hot_mean`."""
-    run = expected_value if traced(logits) else _expected_value
-    mean, _ = run(logits, bins.points(accumulation_dtype(logits), logits.device))
-    return bins.returns(mean)
+    result, _ = expected_value(logits, bins.points(accumulation_dtype(logits), logits.device))
+    return bins.returns(result)

@@ -1,4 +1,4 @@
-"""The two-hot operations written out with dense labels: the specification.
+"""The two-hot operations written out with dense labels: the reference.
 
 Statistics are in float32, or in float64 if the logits are. Autograd finds the gradients.
 
@@ -40,36 +40,27 @@ def hl_gauss_labels(target: Tensor, bins: Bins, sigma: float) -> Tensor:
     return cdf.diff(dim=-1) / (cdf[..., -1:] - cdf[..., :1])
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, *, mask: Tensor | None, weight: Tensor | None) -> Tensor:
-    """-sum_j labels_j log softmax(logits)_j of each row, times its weight; 0 where masked."""
-    loss = -(labels * F.log_softmax(logits.to(accumulation_dtype(logits)), dim=-1)).sum(dim=-1)
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    bins: Bins,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    sigma: float | None,
+) -> Tensor:
+    """See `amago.kernels.hl_gauss_cross_entropy`; `two_hot_cross_entropy` if sigma is None."""
+    dtype = accumulation_dtype(logits)
+    target = target.detach().to(dtype)
+    labels = two_hot_labels(target, bins) if sigma is None else hl_gauss_labels(target, bins, sigma)
+    if mask is not None:  # 0 times the gradient of a non-finite row would be NaN
+        logits = torch.where(mask.unsqueeze(-1), logits, torch.zeros_like(logits))
+    loss = -(labels * F.log_softmax(logits.to(dtype), dim=-1)).sum(dim=-1)
     if weight is not None:
-        loss = loss * weight.detach().to(loss.dtype)
+        loss = loss * weight.detach().to(dtype)
     return loss if mask is None else torch.where(mask, loss, torch.zeros_like(loss))
 
 
-def _without_masked(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Zeros in place of masked rows: 0 times the gradient of a non-finite row would be NaN."""
-    return logits if mask is None else torch.where(mask.unsqueeze(-1), logits, torch.zeros_like(logits))
-
-
-def two_hot_cross_entropy(
-    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None
-) -> Tensor:
-    """See `amago.kernels.two_hot_cross_entropy`."""
-    labels = two_hot_labels(target.detach().to(accumulation_dtype(logits)), bins)
-    return cross_entropy(_without_masked(logits, mask), labels, mask=mask, weight=weight)
-
-
-def hl_gauss_cross_entropy(
-    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None, sigma: float
-) -> Tensor:
-    """See `amago.kernels.hl_gauss_cross_entropy`."""
-    labels = hl_gauss_labels(target.detach().to(accumulation_dtype(logits)), bins, sigma)
-    return cross_entropy(_without_masked(logits, mask), labels, mask=mask, weight=weight)
-
-
-def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:
+def mean(logits: Tensor, bins: Bins) -> Tensor:
     """See `amago.kernels.two_hot_mean`."""
     dtype = accumulation_dtype(logits)
     probs = torch.softmax(logits.to(dtype), dim=-1)

@@ -1,20 +1,20 @@
-// One query per row against the keys and values that a ring remembers, on a GPU: a rollout's attention.
+// One query per row against the keys and values of a ring cache, on a GPU.
 //
-// LANES neighbouring lanes hold a head, 16 bytes of the cache each, so that whole slots are read in order. They walk
-// over slots with a softmax of their own, several slots at a time, whose loads are all under way before the first is
-// used; at the end a block joins the softmaxes of its lanes. The new key and value come from the inputs, never from
-// the cache: the block that has them writes them there, and no other touches that slot. Where rows and heads are too
-// few to fill the GPU, several blocks share the slots of a row, and a second kernel joins what each of them found.
+// LANES neighbouring lanes hold a head, 16 bytes of the cache each, so that whole slots are read in order. They loop
+// over slots with a softmax of their own, several slots at a time, whose loads are issued before the first is used;
+// at the end a block joins the softmaxes of its lanes. The new key and value come from the inputs, never from the
+// cache: one block writes them there, and no other accesses that slot. If rows and heads are too few to fill the GPU,
+// several blocks share the slots of a row, and a second kernel joins their results.
 #include "attention_step_cuda.h"
 #include "gpu.h"
 
 namespace amago {
 namespace {
 
-constexpr int kThreads = 256, kLanes = 32, kAhead = 4;  // slots whose loads are under way together
+constexpr int kThreads = 256, kLanes = 32, kAhead = 4;  // slots whose loads are in flight together
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Numbers whose kind is known only here: those of q, k, v and the output, of which there are few.
+// Numbers whose dtype is known at run time only: those of q, k, v and the output.
 __device__ float read(Number kind, uintptr_t address, int64_t i) {
     if (kind == Number::float32) return reinterpret_cast<const float*>(address)[i];
     if (kind == Number::float16) return number(reinterpret_cast<const __half*>(address)[i]);
@@ -50,7 +50,7 @@ __device__ void new_head(const StepCall& call, const Heads& x, int64_t row, int6
     }
 }
 
-// A softmax over some slots: the largest score so far, to the base 2, the sum of exponentials, the weighted values.
+// A softmax over some slots: the maximum score so far, in base 2, the sum of exponentials, the weighted values.
 template <int VEC>
 struct Softmax {
     float largest = -INFINITY, total = 0.0f, mixed[VEC] = {};
@@ -66,12 +66,12 @@ struct Softmax {
     }
 };
 
-// Positions 0 to `sinks` and from `start` to `now` are seen; `oldest` is the slot of position 0.
+// Positions 0 to `sinks` and `start` to `now` are visible; `oldest` is the slot of position 0.
 struct Seen {
     int now, current, oldest, start, sinks;
 
     __device__ Seen(const StepCall& call, int64_t length) {
-        length = length < 0 ? 0 : length;  // would be a slot outside the ring
+        length = length < 0 ? 0 : length;  // a negative one would be a slot outside the ring
         now = static_cast<int>(length < call.size - 1 ? length : call.size - 1);
         current = static_cast<int>(length % call.size);
         oldest = (current - now + call.size) % call.size;
@@ -91,8 +91,8 @@ __device__ float bounded(const StepCall& call, float score, int position) {
     return fminf(fmaxf(score, -call.logit_clip), call.logit_clip) * kLog2e;
 }
 
-// The slots that one group of lanes walks over: every `stride`-th index from `begin` on. All lanes of a warp go
-// through the loop alike, for they exchange numbers in it.
+// The slots of one group of lanes: every `stride`-th index from `begin` on. All lanes of a warp run the loop in step,
+// for they exchange numbers in it.
 template <class T, int LANES>
 __device__ void walk(const StepCall& call, const Seen& seen, const T* keys, const T* values, bool real,
                      const float (&query)[kVec<T>], int begin, int end, int lane, int stride, Softmax<kVec<T>>& out) {
@@ -121,7 +121,7 @@ __device__ void walk(const StepCall& call, const Seen& seen, const T* keys, cons
             if (first + a * stride + lane >= end) score[a] = -INFINITY;
             top = fmaxf(top, score[a]);
         }
-        if (top == -INFINITY) continue;  // nothing yet for these lanes; the next exchange is in the next turn
+        if (top == -INFINITY) continue;  // nothing yet for these lanes; the next exchange is in the next iteration
         const float old = exp2f(out.largest - top);
         out.largest = top;
         out.total *= old;
@@ -137,7 +137,7 @@ __device__ void walk(const StepCall& call, const Seen& seen, const T* keys, cons
     }
 }
 
-// Joins the softmaxes of lanes that hold the same features of the same head, `same` lanes apart; the first have it all.
+// Joins the softmaxes of lanes that hold the same features of the same head, `same` lanes apart; the first ones have it.
 template <int VEC>
 __device__ void join_block(Softmax<VEC>& mine, int same) {
     __shared__ float largest[kThreads], total[kThreads], mixed[VEC][kThreads];
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads) ring_kernel(const StepCall call) {
         reinterpret_cast<float*>(call.part_mixed)[part * call.dim + first + i] = mine.mixed[i];
 }
 
-// One output number per thread, from all shares of its row and head.
+// One output number per thread, from all splits of its row and head.
 __global__ void __launch_bounds__(kThreads) join_kernel(const StepCall call) {
     const int64_t at = blockIdx.x * int64_t{kThreads} + threadIdx.x;
     if (at >= int64_t{call.rows} * call.heads * call.dim) return;

@@ -1,4 +1,4 @@
-// Python's way to the CUDA kernels of `attention_step`.
+// Python binding of the CUDA kernels of `attention_step`.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,9 +1,9 @@
-// Losses and means of classifying critics on the CPU, row by row: nothing of the logits' size is made but the
-// gradient.
+// Losses and means of classifying critics on the CPU, row by row; only the gradient is allocated at the size of the
+// logits.
 //
-// A row is n logits x. Its label is zero outside a window of w neighbouring bins from `first` on. Forward keeps
-// the row's greatest logit and 1 / sum_j exp(x_j - max), which with the logits give the softmax again; the
-// log-sum-exp alone would not, for logits of 1e4 leave it no digits.
+// A row is n logits x. Its label is zero outside a window of w neighbouring bins from `first` on. The forward pass
+// saves the row's maximum and 1 / sum_j exp(x_j - max), from which the softmax is recomputed; the log-sum-exp would
+// lose all digits for logits of 1e4.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -26,7 +26,7 @@ T* address(const Operand& operand) {
     return reinterpret_cast<T*>(operand.first);
 }
 
-// A row as numbers to compute with: the row itself where it is that already, else a copy of it in `scratch`.
+// A row in the accumulation dtype: the row itself if it has that dtype, else a copy in `scratch`.
 template <class T, class A>
 const A* read_row(const T* row, int64_t stride, int64_t n, A* scratch) {
     if constexpr (std::is_same_v<T, A>)
@@ -38,7 +38,7 @@ const A* read_row(const T* row, int64_t stride, int64_t n, A* scratch) {
     return scratch;
 }
 
-// Where to compute a row that write_row will put into place: the row itself where possible.
+// Memory to compute a row in before write_row stores it: the row itself if possible.
 template <class T, class A>
 A* row_to_write(T* row, int64_t stride, A* scratch) {
     if constexpr (std::is_same_v<T, A>)
@@ -137,7 +137,7 @@ void cross_entropy_gradient(const Sizes& sizes, int64_t n, int64_t window, const
             A scale = address<const A>(incoming)[at[5]];
             if (weight.first) scale *= address<const A>(weight)[at[4]];
             const A* labels = address<const A>(label) + at[2];
-            // A label that is NaN spoils its whole row, as it would in a dense vector of labels.
+            // A NaN label makes the whole row NaN, as a dense vector of labels would.
             for (int64_t k = 0; k < window; ++k)
                 if (labels[k * label_stride] != labels[k * label_stride]) scale = labels[k * label_stride];
             const A* x = read_row(address<const T>(logits) + at[0], stride, n, scratch.data());

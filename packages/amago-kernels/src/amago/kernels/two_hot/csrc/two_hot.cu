@@ -1,11 +1,10 @@
 // Losses and means of classifying critics on a GPU: a row of logits is read once, a row of gradients written once.
 //
-// A warp takes 32 rows. What a row needs beside its logits (where it lies, target, mask, weight) one lane finds out,
-// all 32 at a time; then LANES lanes go over a row, each with K groups of VEC neighbouring logits x in registers, and
-// give its lane the sums. For in half precision a pass is as much arithmetic as memory: all that is done once per row
-// in every lane would take longer than reading the row. Several rows are under way together, so that a lane has
-// several reads to wait for. Labels are computed from the scalar target; nothing is kept for the gradient, which has
-// to read the logits anyway and finds their softmax again.
+// A warp computes 32 rows. First each lane reads offset, target, mask and weight of one row; then LANES lanes share a
+// row, each with K groups of VEC neighbouring logits x in registers, and pass the sums to the row's lane. In half
+// precision a pass is limited by arithmetic as much as by memory, and per-row work in every lane would take longer
+// than reading the row. Several rows are in flight, to hide memory latency. Labels are computed from the scalar
+// target; nothing is saved for the gradient, which reads the logits anyway and recomputes their softmax.
 #include <algorithm>
 
 #include "gpu.h"
@@ -22,8 +21,8 @@ constexpr bool kLoss = TASK == Task::loss || TASK == Task::loss_gradient;
 template <Task TASK>
 constexpr bool kGradient = TASK == Task::loss_gradient || TASK == Task::mean_gradient;
 
-// What the lane of a row knows of it: whether it exists, whether the mask leaves it, where its logits lie, the place of
-// its target in units of bins, and what its loss or gradient is multiplied by.
+// A row in its lane: whether it exists, whether it is unmasked, the offset of its logits, the position of its target in
+// units of bins, and the factor of its loss or gradient.
 struct Row {
     bool inside, live;
     int64_t from;
@@ -48,7 +47,7 @@ struct Row {
     }
 };
 
-// Sums over a row, which all its lanes have: of exponentials, and of what else the task asks for.
+// Sums over a row, in all its lanes: of exponentials, and a second one that depends on the task.
 struct Sums {
     float max, sum, other;
 };
@@ -86,7 +85,7 @@ __device__ float gauss_likely(const float (&x)[COUNT], const Support& support, f
     return sum_of_lanes<LANES>(likely);
 }
 
-// The same of two-hot labels, by the lane of the row: the two logits are read again, from the nearest cache.
+// The same for two-hot labels, by the lane of the row; the two logits are read again, from the L1 cache.
 template <class T>
 __device__ float two_hot_likely(const Call& call, const Row& row, float max) {
     const int low = row.position == row.position ? static_cast<int>(row.position) : 0;
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) rows_kernel(const Call call) {
     }
 }
 
-// As many blocks as the GPU holds at once, each of which walks over its share of the rows.
+// As many blocks as fit on the GPU at once, each of which loops over its share of the rows.
 template <class T, int VEC, int LANES, int K, Task TASK>
 const char* launch(const Call& call, cudaStream_t stream) {
     constexpr int64_t kRowsPerBlock = kWarps * kLanes;

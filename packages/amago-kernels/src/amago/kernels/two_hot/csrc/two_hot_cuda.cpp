@@ -1,4 +1,4 @@
-// Python's way to the CUDA kernels of the two-hot operations.
+// Python binding of the two-hot CUDA kernels.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,4 +1,4 @@
-// What the binding passes to the CUDA kernels of the two-hot operations: addresses, strides and a stream.
+// Arguments of the two-hot CUDA kernels: addresses, strides and a stream.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Strided {
     int64_t bin;
 };
 
-// n bins from `start` on, `width` apart, in symlog(return) or in the return; targets are cut off at `low` and `high`.
+// n bins from `start` on, `width` apart, in symlog(return) or in the return; targets are clamped to `low` and `high`.
 // `sharpness` is 1 / (sigma sqrt 2) of a normal distribution's labels, 0 for two-hot ones.
 struct Support {
     int n;
@@ -36,7 +36,7 @@ struct Call {
     Strided result;
 };
 
-// Starts a kernel on the stream of the current device. Returns what CUDA objects to, nullptr if nothing.
+// Launches a kernel on a stream of the current device. Returns CUDA's error message, nullptr if none.
 const char* two_hot(Number number, Task task, const Call& call, uintptr_t stream);
 
 }  // namespace amago

@@ -1,4 +1,4 @@
-// Rows of logits as the lanes of a GPU hold them, where they lie in memory, and the labels of scalar targets.
+// Rows of logits in the lanes of a warp, their offsets in memory, and the labels of scalar targets.
 #pragma once
 
 #include "gpu.h"
@@ -29,13 +29,13 @@ __device__ float greatest_of_lanes(float x) {
     return x;
 }
 
-// The bin that value number i of a lane belongs to.
+// The bin of value i of a lane.
 template <int VEC, int LANES>
 __device__ int bin_of(int i, int lane) {
     return (i / VEC * LANES + lane) * VEC + i % VEC;
 }
 
-// The numbers of a row that this lane holds; -inf beyond the last bin.
+// The values of a row that this lane holds; -inf beyond the last bin.
 template <class T, int VEC, int LANES, int K>
 __device__ void read_row(const T* row, int64_t stride, int n, int lane, float (&x)[K * VEC]) {
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ void write_row(T* row, int64_t stride, int n, int lane, const float (
     }
 }
 
-// Where a return lies on the support in units of bins. Comparisons, not fminf: a NaN has to stay one.
+// Position of a return on the support in units of bins. Comparisons, not fminf: NaN must stay NaN.
 __device__ inline float position(float target, const Support& support) {
     float x = target < support.low ? support.low : target;
     x = x > support.high ? support.high : x;
@@ -80,7 +80,7 @@ __device__ inline float position(float target, const Support& support) {
     return x > last ? last : x;
 }
 
-// What a normal distribution around a position gives to the intervals of the bins.
+// Labels of a normal distribution around a position.
 class GaussLabels {
 public:
     __device__ GaussLabels(float position, const Support& support)

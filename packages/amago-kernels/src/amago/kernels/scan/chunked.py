@@ -1,11 +1,13 @@
-"""The recurrence h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = <C_t, h_t>, forward and backward.
+"""The scan and its step in torch, in chunks of time.
 
-Time is walked in chunks of 16 steps. What does not depend on the state before (decays, inputs, products with C)
-is computed for a whole chunk, and only one multiply-add per step is left in sequence. A chunk of a few rows at a
-time stays in the processor's cache, which is several times faster than the whole sequence at once.
-No quotient of decays is ever formed, so nothing overflows however long the sequence and however small a decay.
+The recurrence is h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = <C_t, h_t>.
 
-The forward pass keeps the states at the starts of the chunks; the backward pass computes the others again.
+Decays, inputs and products with C do not depend on the previous state and are computed for a whole chunk of 16
+timesteps; only one multiply-add per step remains sequential. A chunk of a few rows at a time stays in the
+processor's cache, which is several times faster than the whole sequence at once. No quotient of decays is formed,
+so nothing overflows, however long the sequence and however small a decay.
+
+The forward pass saves the states at the starts of the chunks; the backward pass recomputes the others.
 
 Shapes: L timesteps, B rows, d channels, n states per channel. Time comes first and channels last, the order in
 which the loops run; K = ceil(L / 16) chunks.
@@ -13,13 +15,19 @@ which the loops run; K = ceil(L / 16) chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from amago.kernels.operators import Operator, needs_gradient
+from amago.kernels.precision import full_precision
+from amago.kernels.scan.inputs import ScanInputs
+from amago.kernels.scan.reference import skip_and_gate, step_size
+
 CHUNK = 16  # timesteps
-_CACHED = 1 << 20  # numbers of a chunk's working array that still fit a processor's cache
+_CACHED = 1 << 20  # numbers of a working array that still fit a processor's cache
 
 
 def num_chunks(length: int) -> int:
@@ -56,7 +64,7 @@ def _states(
 
 
 def forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, save: bool
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, save: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, the last state, and what `backward` needs.
 
@@ -157,3 +165,116 @@ def backward(
             grad_A += through_decay.mul_(step_delta.unsqueeze(2)).sum((0, 1))
         grad_initial[rows] = carry
     return grad_input, grad_delta, grad_A, grad_B, grad_C, grad_initial
+
+
+def _fake_forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor) -> Any:
+    starts = u.new_empty((num_chunks(u.shape[0]), *initial_state.shape))
+    return u.new_empty(u.shape), u.new_empty(initial_state.shape), starts
+
+
+def _fake_backward(
+    grad_y: Tensor, grad_last: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, *_: Tensor
+) -> Any:
+    return (*(x.new_empty(x.shape) for x in (u, delta, A, B, C)), grad_last.new_empty(grad_last.shape))
+
+
+_INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor initial_state"
+
+
+class Recurrence:
+    """The recurrence as a torch operator: opaque to compilers, with its own backward pass.
+
+    Args:
+        name: of the operator.
+        forward: like `forward` above.
+        backward: like `backward` above.
+        device: device type that it runs on; all by default.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
+        device: str | None = None,
+    ) -> None:
+        def run(*tensors: Tensor) -> Any:
+            with full_precision(tensors[0].device):
+                return forward(*tensors, save=True)
+
+        def run_backward(grad_y: Tensor, grad_last: Tensor, *tensors: Tensor) -> Any:
+            *inputs, _, starts = tensors  # the initial state is the first of the saved states
+            with full_precision(grad_y.device):
+                return backward(grad_y, grad_last, *inputs, starts)
+
+        self._forward = forward
+        self.op = Operator(name, run, _INPUTS, "(Tensor, Tensor, Tensor)", fake=_fake_forward, device=device)
+        gradients = Operator(
+            f"{name}_backward",
+            run_backward,
+            f"Tensor grad_y, Tensor grad_last, {_INPUTS}, Tensor starts",
+            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+            fake=_fake_backward,
+            device=device,
+        )
+        self.op.differentiate(gradients, keep=(2,), auxiliary=(2,))
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """y (L, B, d) and the last state (B, n, d)."""
+        if torch.compiler.is_compiling() or needs_gradient(*tensors):
+            y, last, _ = self.op.dispatch(*tensors)
+        else:
+            y, last, _ = self._forward(*tensors, save=False)
+        return y, last
+
+
+torch_recurrence = Recurrence("torch_selective_scan", forward, backward)
+
+
+def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, ·, L) as (L, B, ·), the last axis dense, without a copy where it is already laid out so."""
+    x = x.to(dtype).permute(2, 0, 1)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def scan(
+    inputs: ScanInputs, return_last_state: bool, recurrence: Recurrence = torch_recurrence
+) -> tuple[Tensor, Tensor]:
+    """See `amago.kernels.selective_scan`."""
+    dtype, A = inputs.dtype, inputs.A
+    u = _channels_last(inputs.u, dtype)
+    delta = step_size(_channels_last(inputs.delta, dtype), inputs).to(dtype)
+    if inputs.state is None:
+        state = u.new_zeros((u.shape[1], A.shape[1], A.shape[0]))
+    else:
+        state = inputs.state.to(dtype).transpose(1, 2).contiguous()
+    y, last = recurrence(
+        u,
+        delta,
+        A.to(dtype).t().contiguous(),
+        _channels_last(inputs.B, dtype),
+        _channels_last(inputs.C, dtype),
+        state,
+    )
+    gate = None if inputs.z is None else _channels_last(inputs.z, dtype)
+    y = skip_and_gate(y, u, inputs.D, gate).to(inputs.u.dtype)
+    return y.permute(1, 2, 0), last.transpose(1, 2)
+
+
+def step(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """See `amago.kernels.selective_scan_step`; channels are last in the state's memory."""
+    dtype = inputs.dtype
+    delta = step_size(inputs.delta.to(dtype), inputs)  # (B, d)
+    u = inputs.u.to(dtype)
+    assert inputs.state is not None
+    decay = torch.exp(delta.unsqueeze(1) * inputs.A.to(dtype).t().contiguous())  # (B, n, d)
+    state = decay.mul_(inputs.state.transpose(1, 2)).addcmul_(
+        inputs.B.to(dtype).unsqueeze(2), (delta * u).unsqueeze(1)
+    )
+    y = torch.bmm(inputs.C.to(dtype).unsqueeze(1), state).squeeze(1)  # (B, d)
+    return skip_and_gate(y, u, inputs.D, inputs.z).to(inputs.u.dtype), state.transpose(1, 2)
+
+
+def step_unsupported(inputs: ScanInputs) -> list[str]:
+    """Reasons why it cannot run a step: it works in place and has no gradient."""
+    return ["an input needs a gradient"] if needs_gradient(*inputs.tensors) else []

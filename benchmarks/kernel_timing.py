@@ -1,4 +1,4 @@
-"""How long calls take: repeated, in turns, after a warm-up, on the CPU and on a GPU."""
+"""Timing of calls: repeated, in turns, after a warm-up, on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-
-from amago.kernels.examples import Example
+from tests.kernels.examples import Example
 
 Call = Callable[[], Any]
 _TRIES_OF_WARM_UP = 3

@@ -1,11 +1,10 @@
-"""Whether backends compute what they should: comparison with a float64 reference, in memory full of NaN.
+"""Checks of backends against a float64 reference, in memory full of NaN.
 
-    python -m amago.kernels.testing                    every backend that runs here, on the GPU if there is one
-    python -m amago.kernels.testing --only attention
+    python -m tests.kernels.testing                    every backend that runs here, on the GPU if there is one
+    python -m tests.kernels.testing --only attention
 
-The truth is the eager backend in float64, on the very numbers that a backend is given. A result may err twice as
-much as the eager backend does in the same precision, plus a rounding. `check` compares one `Example` (`examples`
-makes them, and own ones may be made); it covers outputs and the gradients of every input.
+The reference is the eager backend in float64 on the same values. A result may err twice as much as the eager
+backend does in the same precision, plus a rounding.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from tests.kernels.examples import Example
+from tests.kernels.samples import sample_calls
 from torch import Tensor
 
 from amago.kernels.backends import Unsupported, operations
-from amago.kernels.examples import Example, repeated, sample_calls, strided
-
-__all__ = ["Example", "assert_as_exact_as", "check", "poisoned", "repeated", "results", "strided"]
 
 FACTOR = 2.0  # of the eager backend's own error, after flash-attention's tests
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 4e-6}  # relative; sums are ordered differently
@@ -198,7 +196,7 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the checks; returns the exit status, 1 if one failed."""
-    parser = argparse.ArgumentParser(prog="python -m amago.kernels.testing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels.testing", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default)

@@ -115,18 +115,10 @@ def scan(**changes):
             "lengths must be torch.int64",
         ),
         (
-            lambda: step(CACHE[0], CACHE[1], torch.tensor([1])),
-            ValueError,
-            r"lengths must be \(2,\), one per row",
-        ),
-        (
             lambda: step(CACHE[0], CACHE[1][:, :2], CACHE[2]),
             ValueError,
             r"values must be like its keys.* \(2, 2, 3, 8\)",
         ),
-        (lambda: step(CACHE[0], CACHE[1].half(), CACHE[2]), ValueError, "values must be like its keys"),
-        (lambda: step(CACHE[0][:, :0], CACHE[1][:, :0], CACHE[2]), ValueError, "with a slot, got"),
-        (lambda: step(CACHE[0].long(), CACHE[1].long(), CACHE[2]), ValueError, "keys must be floating-point"),
         (
             lambda: step(*(x.to("meta") for x in CACHE)),
             ValueError,
@@ -134,9 +126,6 @@ def scan(**changes):
         ),
         (lambda: kernels.attention_step(Q, Q, Q, None), TypeError, "cache must be a RingCache, got NoneType"),
         (lambda: step(window=1.5), TypeError, "window must be None or an integer"),
-        (lambda: step(sink=1.5), TypeError, "sink must be an integer number of positions, got 1.5"),
-        (lambda: step(sink_bias=math.nan), ValueError, "sink_bias must be a finite number, got nan"),
-        (lambda: step(logit_clip=math.nan), ValueError, "logit_clip must be None or positive, got nan"),
         (lambda: step(scale=math.inf), ValueError, "scale must be None or a finite number, got inf"),
         (lambda: kernels.attention([1.0], Q, Q), TypeError, "q must be a torch.Tensor, got list"),
         (lambda: kernels.attention(Q, Q.to("meta"), Q), ValueError, "k must be torch.float32 on cpu like q"),
@@ -151,8 +140,6 @@ def scan(**changes):
             TypeError,
             "lengths must be a torch.Tensor, got list",
         ),
-        (lambda: scan(u=torch.zeros(2, 3, 0)), ValueError, "a length of at least 1"),
-        (lambda: scan(B=torch.zeros(2, 4, 6)), ValueError, r"B must be \(2, 4, 5\) to fit u"),
         (lambda: scan(C=None), TypeError, "C must be a torch.Tensor, got NoneType"),
         (
             lambda: scan(z=torch.zeros(2, 3, 5, device="meta")),
@@ -176,14 +163,9 @@ def scan(**changes):
             ValueError,
             "weight must be torch.float32 like x, got torch.float64",
         ),
-        (
-            lambda: kernels.linear(torch.ones(2, 3), torch.ones(4, 3, device="meta")),
-            ValueError,
-            "weight must be on cpu like x, got meta",
-        ),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(call, error, message):
+def test_bad_arguments_raise_errors_that_name_them(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -195,18 +177,6 @@ def test_scales_of_zero_and_below_are_followed(scale):
     torch.testing.assert_close(out, kernels.attention(q * scale, k, v, scale=1.0))
     with pytest.raises(RuntimeError, match=f"sdpa: .*needs a positive scale, got {scale}"):
         kernels.attention(q, k, v, scale=scale, backend="sdpa")
-
-
-@pytest.mark.parametrize("backend", ["eager", "torch", "cpp"])
-def test_losses_give_no_gradient_to_weights_and_stay_in_the_precision_of_the_logits(backend):
-    weight = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
-    logits = LOGITS.clone().requires_grad_()
-    loss = kernels.two_hot_cross_entropy(logits, TARGET, BINS, weight=weight, backend=backend)
-    assert loss.dtype == torch.float32
-    loss.sum().backward()
-    assert weight.grad is None
-    without = kernels.two_hot_cross_entropy(LOGITS, TARGET, BINS, weight=weight, backend=backend)
-    assert not without.requires_grad
 
 
 @pytest.mark.parametrize("backend", ["eager", "torch", "cpp"])

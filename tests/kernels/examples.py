@@ -1,17 +1,82 @@
-"""Makers of examples: a call of each operation at sizes of the caller's choice, with its options."""
+"""Example calls of every operation on random tensors, for tests and benchmarks of amago.kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from amago import kernels
-from amago.kernels.attention.cache import RingCache
-from amago.kernels.examples.base import Draws, Example
-from amago.kernels.two_hot.bins import Bins
+from amago.kernels import Bins, RingCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One call of an operation.
+
+    Args:
+        operation: its name, as in `available_backends()`.
+        name: of this call, for messages.
+        call: takes the tensors and `backend` by name.
+        tensors: all floating-point inputs by name.
+        gradients: names of those that gradients flow into.
+        terms: magnitude of the terms whose differences some gradients are: a gradient cannot be more exact than
+            the rounding of such a term.
+    """
+
+    operation: str
+    name: str
+    call: Callable[..., Any]
+    tensors: dict[str, Tensor]
+    gradients: tuple[str, ...]
+    terms: float = 0.0
+
+    def run(self, backend: str | None = None) -> Any:
+        """The result of the call."""
+        return self.call(**self.tensors, backend=backend)
+
+    def mapped(self, change: Callable[[Tensor], Tensor], suffix: str = "") -> Example:
+        """The same call of changed tensors."""
+        tensors = {name: change(x) for name, x in self.tensors.items()}
+        return dataclasses.replace(self, name=self.name + suffix, tensors=tensors)
+
+    def double(self) -> Example:
+        """The same call of the same numbers, in float64."""
+        return self.mapped(torch.Tensor.double)
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values with a stride of 2 and an odd offset, NaN in between."""
+    if x.dim() == 0:
+        return x
+    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1] + 1), float("nan"))[..., 1::2]
+    return wide.copy_(x)
+
+
+def repeated(x: Tensor) -> Tensor:
+    """The first row's values for all rows, with stride 0."""
+    return x[:1].expand_as(x) if x.dim() and x.shape[0] else x
+
+
+class RandomTensors:
+    """Random tensors of one device and dtype from one seed."""
+
+    def __init__(self, device: torch.device | str, dtype: torch.dtype, seed: int) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self.device, self.dtype = torch.device(device), dtype
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+        """Normally distributed, with that standard deviation."""
+        x = torch.randn(shape, generator=self._generator, device=self.device)
+        return (x * scale if scale != 1.0 else x).to(dtype or self.dtype)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """int64 below `high`."""
+        return torch.randint(high, shape, generator=self._generator, device=self.device)
 
 
 def two_hot(
@@ -38,7 +103,7 @@ def two_hot(
         targets: that the rows take in turn; by default random ones, some beyond a short support.
         options: further ones of the loss.
     """
-    draw = Draws(device, dtype, seed)
+    draw = RandomTensors(device, dtype, seed)
     support = bins if isinstance(bins, Bins) else Bins(-1e3, 1e5, bins)
     logits = draw.normal(*rows, support.n, scale=size)
     if operation == "two_hot_mean":
@@ -102,7 +167,7 @@ def attention(
         size: standard deviation of q, k and v, which lie in one tensor (B, L, 3, H, D).
         options: those of the operation.
     """
-    draw = Draws(device, dtype, seed)
+    draw = RandomTensors(device, dtype, seed)
     packed = draw.normal(rows, length, 3, heads, dim, scale=size)
     name = f"{rows}x{length}x{heads}x{dim}"
     if ragged:
@@ -149,7 +214,7 @@ def attention_step(
         window: slots of the ring (the operation's option of that name is `options["seen"]` here).
         full: every row has filled the ring.
     """
-    draw = Draws(device, dtype, seed)
+    draw = RandomTensors(device, dtype, seed)
     packed = draw.normal(rows, 1, 3, heads, dim, scale=size)
     q, k, v = packed.unbind(2)
     ring = draw.normal(2, rows, window, heads, dim, scale=size)
@@ -201,9 +266,11 @@ def selective_scan(
         initial: give an initial state.
         last_state: return the last state too.
     """
-    tensors = _scan_tensors(Draws(device, dtype, seed), rows, channels, states, (length,))
+    tensors = _scan_tensors(RandomTensors(device, dtype, seed), rows, channels, states, (length,))
     if initial:
-        tensors["initial_state"] = Draws(device, torch.float32, seed + 1).normal(rows, channels, states)
+        tensors["initial_state"] = RandomTensors(device, torch.float32, seed + 1).normal(
+            rows, channels, states
+        )
     tensors = {name: x for name, x in tensors.items() if name not in left_out}
 
     def call(*, backend: str | None, **tensors: Tensor) -> Any:
@@ -230,7 +297,7 @@ def selective_scan_step(
     seed: int = 0,
 ) -> Example:
     """A call of `selective_scan_step` with a state in float32."""
-    draw = Draws(device, dtype, seed)
+    draw = RandomTensors(device, dtype, seed)
     tensors = _scan_tensors(draw, rows, channels, states, ())
     tensors["state"] = draw.normal(rows, channels, states, dtype=torch.float32)
 
@@ -249,7 +316,7 @@ def selective_scan_step(
 
 
 def _scan_tensors(
-    draw: Draws, rows: int, channels: int, states: int, time: tuple[int, ...]
+    draw: RandomTensors, rows: int, channels: int, states: int, time: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Inputs of the scan, or of its step with no axis of time."""
     return {
@@ -275,7 +342,7 @@ def linear(
     seed: int = 0,
 ) -> Example:
     """A call of `linear`."""
-    draw = Draws(device, dtype, seed)
+    draw = RandomTensors(device, dtype, seed)
     tensors = {
         "x": draw.normal(rows, inputs),
         "weight": draw.normal(outputs, inputs, scale=inputs**-0.5),

@@ -1,9 +1,9 @@
-"""The two-hot operations in plain torch without labels: log-sum-exp, and the few bins around each target.
+"""The two-hot operations in torch without dense labels: log-sum-exp, and the few bins around each target.
 
 Labels of either kind are zero, in float32, outside a short window of neighbouring bins. The loss gathers that
 window from the logits, the gradient subtracts it from the softmax in place, and the labels of a target that
-several critics share are computed once. On a CPU the passes over the logits go block by block, so that what one
-pass leaves in the cache is there for the next, and nothing of the logits' size is allocated but the gradient.
+several critics share are computed once. On a CPU the passes over the logits go block by block, so that a block
+stays in the cache from one pass to the next, and only the gradient is allocated at the size of the logits.
 
 Shapes: n bins, w bins of a window, other leading axes are free.
 """
@@ -24,20 +24,25 @@ _BLOCK = 128 * 1024  # numbers of a block; half a megabyte in float32 stays in t
 _REACH = 6.0  # standard deviations beyond which a normal distribution is 0 in float32
 
 
-def two_hot_window(target: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
+def label_window(target: Tensor, bins: Bins, sigma: float | None) -> tuple[Tensor, Tensor]:
+    """Labels of returns (...) and the bins that they belong to: index (..., w) and label (..., w)."""
+    return _two_hot_window(target, bins) if sigma is None else _hl_gauss_window(target, bins, sigma)
+
+
+def _two_hot_window(target: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
     """The two bins around each return and their labels: index (..., 2) and label (..., 2)."""
     position = bins.position(target)
-    # NaN has no place on the support; its label is NaN, wherever it stands.
+    # NaN has no position on the support; its label is NaN, at any bin.
     first = position.nan_to_num(0.0).floor().clamp(max=bins.n - 2)
     upper = position - first
     label = torch.stack((1.0 - upper, upper), dim=-1)
     return _indices(first, 2), label
 
 
-def hl_gauss_window(target: Tensor, bins: Bins, sigma: float) -> tuple[Tensor, Tensor]:
+def _hl_gauss_window(target: Tensor, bins: Bins, sigma: float) -> tuple[Tensor, Tensor]:
     """The bins within reach of each return and their labels: index (..., w) and label (..., w)."""
     position = bins.position(target).unsqueeze(-1)
-    # Float64 shows more of the tails than six standard deviations: there the window is the whole support.
+    # In float64 the tails beyond six standard deviations are not 0: there the window is the whole support.
     reach = bins.n if target.dtype == torch.float64 else math.ceil(_REACH * sigma + 0.5)
     size = min(bins.n, 2 * reach + 1)
     first = (position.nan_to_num(0.0).round() - reach).clamp(0, bins.n - size)  # (..., 1)
@@ -55,18 +60,18 @@ def _indices(first: Tensor, size: int) -> Tensor:
 
 
 def _in_blocks(x: Tensor) -> bool:
-    """Whether passes over x go block by block: on a CPU, unless a compiler fuses them."""
+    """Whether passes over x go block by block: on a CPU, unless torch.compile fuses them."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _memory_order(x: Tensor) -> tuple[int, ...]:
-    """The axes of x but the last, those with the longest strides first, and then the last one."""
+    """The axes of x by decreasing stride, the last axis always last."""
     strides = x.stride()
     return (*sorted(range(x.dim() - 1), key=strides.__getitem__, reverse=True), x.dim() - 1)
 
 
 def _as_rows(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """x (..., n) as (rows, n) with the rows in that order of the axes; a view wherever memory allows it."""
+    """x (..., n) as (rows, n) with the rows in that order of the axes; a view if possible."""
     return x.permute(order).reshape(-1, x.shape[-1])
 
 
@@ -138,7 +143,7 @@ def expectation(logits: Tensor, values: Tensor) -> Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """A gradient, as part of a graph that cannot be followed further."""
+    """A gradient that cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, logits: Tensor) -> Tensor:
@@ -146,11 +151,11 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        raise RuntimeError("two-hot operations have second derivatives with backend='eager' alone")
+        raise RuntimeError("two-hot operations have second derivatives with backend='eager' only")
 
 
 def _differentiable_once(gradient: Tensor, logits: Tensor) -> Tensor:
-    """The gradient; where a graph of it is made (`create_graph=True`), following that is an error."""
+    """The gradient; differentiating it (after `create_graph=True`) is an error."""
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
         return gradient
     once: Tensor = _Once.apply(gradient, logits)  # type: ignore[no-untyped-call]
@@ -188,10 +193,10 @@ class _WindowedCrossEntropy(torch.autograd.Function):
                 grad = grad * weight.to(lse.dtype)
             if mask is not None:
                 grad = torch.where(mask, grad, torch.zeros_like(grad))
-            grad = grad + 0.0 * label.sum(dim=-1)  # a target that is no number spoils all of its row
+            grad = grad + 0.0 * label.sum(dim=-1)  # a NaN target makes the whole row NaN
             out = _loss_gradient(logits, lse, index, label, grad)
             if mask is not None:
-                # What a masked row holds may be anything, and 0 times that need not be 0.
+                # Masked rows may hold anything, and 0 * inf = NaN.
                 out.masked_fill_(~mask.unsqueeze(-1), 0.0)
         return _differentiable_once(out, logits), None, None, None, None
 
@@ -214,7 +219,7 @@ class _Mean(torch.autograd.Function):
 
 
 def _mean_gradient(logits: Tensor, values: Tensor, mean: Tensor, grad: Tensor) -> Tensor:
-    """That of `expectation` with respect to the logits (..., n), given that of the means (...)."""
+    """The gradient of `expectation` with respect to the logits (..., n), given that of the means (...)."""
     if not _in_blocks(logits):
         probs = torch.softmax(logits.to(values.dtype), dim=-1)
         out = probs * (values - mean.unsqueeze(-1)) * grad.unsqueeze(-1)
@@ -229,33 +234,23 @@ def _mean_gradient(logits: Tensor, values: Tensor, mean: Tensor, grad: Tensor) -
     return result
 
 
-def _cross_entropy(
-    logits: Tensor, window: tuple[Tensor, Tensor], mask: Tensor | None, weight: Tensor | None
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    bins: Bins,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    sigma: float | None,
 ) -> Tensor:
-    """The loss against labels in windows; its gradient flows into the logits alone."""
+    """See `amago.kernels.hl_gauss_cross_entropy`; `two_hot_cross_entropy` if sigma is None."""
+    window = label_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
     weight = None if weight is None else weight.detach()
     loss: Tensor = _WindowedCrossEntropy.apply(logits, *window, mask, weight)  # type: ignore[no-untyped-call]
     return loss
 
 
-def two_hot_cross_entropy(
-    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None
-) -> Tensor:
-    """See `amago.kernels.two_hot_cross_entropy`."""
-    window = two_hot_window(target.detach().to(accumulation_dtype(logits)), bins)
-    return _cross_entropy(logits, window, mask, weight)
-
-
-def hl_gauss_cross_entropy(
-    logits: Tensor, target: Tensor, bins: Bins, *, mask: Tensor | None, weight: Tensor | None, sigma: float
-) -> Tensor:
-    """See `amago.kernels.hl_gauss_cross_entropy`."""
-    window = hl_gauss_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
-    return _cross_entropy(logits, window, mask, weight)
-
-
-def two_hot_mean(logits: Tensor, bins: Bins) -> Tensor:
+def mean(logits: Tensor, bins: Bins) -> Tensor:
     """See `amago.kernels.two_hot_mean`."""
     values = bins.points(accumulation_dtype(logits), logits.device)
-    mean: Tensor = _Mean.apply(logits, values)  # type: ignore[no-untyped-call]
-    return bins.returns(mean)
+    result: Tensor = _Mean.apply(logits, values)  # type: ignore[no-untyped-call]
+    return bins.returns(result)

@@ -1,10 +1,8 @@
 """Native code is built once, whole or not at all, and where it cannot be, that is said.
 
-The module that is built here is a few lines of C++, so that a build takes a moment. Other processes load
-`compile.py` and what it needs alone, without torch.
+The module that is built here is a few lines of C++, so that a build takes a moment.
 """
 
-import importlib.metadata
 import os
 import signal
 import subprocess
@@ -15,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from amago.kernels import compile as native_code
-from amago.kernels.compile import BuildError, Extension
+from amago.kernels import build
+from amago.kernels.native import BuildError, Extension
 
 SOURCE = """
 #include <Python.h>
@@ -25,14 +23,11 @@ static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, nullptr}, {nullp
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny", nullptr, -1, methods};
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit_tiny() { return PyModule_Create(&module); }
 """
-OTHER_PROCESS = f"""
-import logging, sys, types
+OTHER_PROCESS = """
+import logging, sys
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
-for name in ("amago", "amago.kernels"):
-    package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [{str(Path(native_code.__file__).parent)!r}]
-from amago.kernels.compile import Extension
+from amago.kernels.native import Extension
 print(Extension("tiny", (Path(sys.argv[1]),)).load().answer())
 """
 
@@ -98,7 +93,7 @@ def test_a_module_is_built_when_it_is_first_needed_and_loaded_ever_after(cache, 
     assert leftovers(cache) == []
 
 
-def test_processes_that_want_it_at_once_build_it_once(cache, source):
+def test_concurrent_processes_build_it_once(cache, source):
     processes = [start(source) for _ in range(4)]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [out for out, _ in outputs] == ["42\n"] * 4, outputs
@@ -107,7 +102,7 @@ def test_processes_that_want_it_at_once_build_it_once(cache, source):
     assert leftovers(cache) == []
 
 
-def test_a_build_that_was_killed_leaves_nothing_that_is_ever_loaded(cache, source, tmp_path, monkeypatch):
+def test_a_killed_build_leaves_nothing_that_is_ever_loaded(cache, source, tmp_path, monkeypatch):
     hang, hanging = tmp_path / "hang", tmp_path / "hanging"
     hang.touch()
     compiler = wrapper(
@@ -131,113 +126,53 @@ def test_a_build_that_was_killed_leaves_nothing_that_is_ever_loaded(cache, sourc
     assert tiny(source).load().answer() == 42
     assert leftovers(cache) == [left]  # for all we know another build is still at work there
     os.utime(left, (0, 0))
-    tiny(source).build(again=True)
+    build.build(tiny(source), again=True)
     assert leftovers(cache) == []
 
 
 def test_a_binary_that_cannot_be_loaded_is_built_again(cache, source):
-    path = tiny(source).build()
+    path = build.build(tiny(source))
     path.write_bytes(b"")
     assert tiny(source).load().answer() == 42
 
 
 @pytest.mark.parametrize("place", ["below a file", "where nobody may write"])
-def test_a_cache_that_takes_no_file_is_named_with_the_remedy(cache, source, monkeypatch, place):
+def test_an_unwritable_cache_is_reported_with_the_remedy(cache, source, monkeypatch, place):
     folder = source / "cache" if place == "below a file" else Path("/proc/amago-kernels")
     monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
     with pytest.raises(BuildError, match=f"{folder}.* set AMAGO_KERNELS_CACHE to a folder that can"):
         tiny(source).load()
 
 
-def test_what_a_read_only_cache_holds_is_used_and_nothing_is_written(cache, source):
-    tiny(source).build()
-    before = sorted(cache.iterdir())
-    cache.chmod(0o555)
-    try:
-        assert tiny(source).load().answer() == 42
-    finally:
-        cache.chmod(0o755)
-    assert sorted(cache.iterdir()) == before
-
-
-def test_without_a_compiler_that_is_the_reason(cache, source, monkeypatch, tmp_path):
+def test_a_missing_compiler_is_reported(cache, source, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     extension = tiny(source)
     (reason,) = extension.missing()
     assert "no C++ compiler: none of c++, g++, clang++ is on the PATH" in reason
     assert extension.failures() == [reason]
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "CXX='no-such-compiler' is not there" in tiny(source).missing()[0]
+    assert "CXX='no-such-compiler' does not exist" in tiny(source).missing()[0]
 
 
 def test_without_a_compiler_what_was_built_before_is_used(cache, source, monkeypatch, tmp_path):
-    tiny(source).build()
+    build.build(tiny(source))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert tiny(source).missing() == []
     assert tiny(source).load().answer() == 42
 
 
-@pytest.mark.parametrize("named", ["no such thing", "g++ 'abc", "FOLDER", "NOT EXECUTABLE", "WRONG FORMAT"])
+@pytest.mark.parametrize("named", ["g++ 'abc", "FOLDER", "WRONG FORMAT"])
 def test_a_cxx_that_cannot_be_run_is_named(cache, source, monkeypatch, tmp_path, named):
     plain = tmp_path / "plain"
     plain.write_text("no program")
-    plain.chmod(0o755 if named == "WRONG FORMAT" else 0o644)
-    named = {"FOLDER": str(tmp_path), "NOT EXECUTABLE": str(plain), "WRONG FORMAT": str(plain)}.get(
-        named, named
-    )
+    plain.chmod(0o755)
+    named = {"FOLDER": str(tmp_path), "WRONG FORMAT": str(plain)}.get(named, named)
     monkeypatch.setenv("CXX", named)
     (reason,) = tiny(source).missing()
-    assert f"CXX={named!r} is not there or cannot be run" in reason
+    assert f"CXX={named!r} does not exist or cannot be run" in reason
     assert "install one" in reason
     with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
         tiny(source).load()
-
-
-def test_a_blank_cxx_is_none(cache, source, monkeypatch):
-    monkeypatch.setenv("CXX", " ")
-    assert tiny(source).load().answer() == 42
-
-
-def test_a_program_that_writes_nothing_is_no_compiler(cache, source, monkeypatch):
-    monkeypatch.setenv("CXX", "true")
-    with pytest.raises(BuildError, match=r"wrote no file: is .*true a compiler\? \(CXX names it\)"):
-        tiny(source).load()
-    assert leftovers(cache) == []
-
-
-def test_a_compiler_may_have_arguments_and_the_cache_any_name(source, monkeypatch, tmp_path):
-    folder = tmp_path / "c\u00e4che '\u65e5 \"q $x"
-    monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
-    monkeypatch.setenv("CXX", "c++ -pipe")
-    assert tiny(source).load().answer() == 42
-    assert len(binaries(folder)) == 1
-
-
-def test_without_pybind11_that_is_the_reason(cache, source, monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert tiny(source).missing() == ["pybind11 is not installed: pip install pybind11"]
-    with pytest.raises(BuildError, match="pip install pybind11"):
-        tiny(source).load()
-
-
-def test_a_file_that_can_neither_be_loaded_nor_replaced_is_named_with_the_remedy(cache, source):
-    path = tiny(source).build()
-    path.unlink()
-    path.mkdir()  # what not even root can remove like a file
-    with pytest.raises(BuildError, match=f"{path} cannot be loaded .* set AMAGO_KERNELS_CACHE"):
-        tiny(source).load()
-
-
-def test_a_full_disk_is_told_by_what_the_compiler_says(cache, source, monkeypatch, tmp_path):
-    """A compiler that may write no more than some bytes says what it would on a full disk."""
-    monkeypatch.setenv("CXX", str(wrapper(tmp_path, '[ "$1" = --version ] || ulimit -f 8')))
-    with pytest.raises(BuildError, match="failed with exit status"):
-        tiny(source).load()
-    assert binaries(cache) == []
-    assert leftovers(cache) == []
 
 
 def test_building_can_be_forbidden(cache, source, monkeypatch):
@@ -250,7 +185,9 @@ def test_building_can_be_forbidden(cache, source, monkeypatch):
         tiny(source).load()
 
 
-def test_what_the_compiler_says_is_passed_on_and_it_is_not_asked_twice(cache, source, tmp_path, monkeypatch):
+def test_a_failed_build_reports_the_compilers_message_and_is_not_repeated(
+    cache, source, tmp_path, monkeypatch
+):
     calls = tmp_path / "calls"
     monkeypatch.setenv("CXX", str(wrapper(tmp_path, f'[ "$1" = --version ] || echo call >> {calls}')))
     source.write_text("#error this cannot be\n")
@@ -264,21 +201,21 @@ def test_what_the_compiler_says_is_passed_on_and_it_is_not_asked_twice(cache, so
 
 
 def test_changed_sources_and_another_compiler_get_files_of_their_own(cache, source, tmp_path, monkeypatch):
-    first = tiny(source).build()
+    first = build.build(tiny(source))
     source.write_text(SOURCE.replace("ANSWER", "43"))
-    second = tiny(source).build()
+    second = build.build(tiny(source))
     monkeypatch.setenv("CXX", str(wrapper(tmp_path, "")))
-    third = tiny(source).build()
+    third = build.build(tiny(source))
     assert len({first, second, third}) == 3
     assert tiny(source).load().answer() == 43
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("AMAGO_KERNELS_CACHE", "/some/where")
-    assert native_code.cache_folder() == Path("/some/where")
+    assert build.cache_folder() == Path("/some/where")
     monkeypatch.delenv("AMAGO_KERNELS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/else")
-    assert native_code.cache_folder() == Path("/else/amago-kernels")
+    assert build.cache_folder() == Path("/else/amago-kernels")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert native_code.cache_folder() == Path("/home/someone/.cache/amago-kernels")
+    assert build.cache_folder() == Path("/home/someone/.cache/amago-kernels")

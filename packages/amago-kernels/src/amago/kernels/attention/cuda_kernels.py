@@ -1,4 +1,4 @@
-"""`attention_step` in CUDA C++: calls of csrc/attention_step.cu with what `triton_step` takes."""
+"""`attention_step` in CUDA C++: launches csrc/attention_step.cu with the arguments of `triton_step`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from amago.kernels.attention.cache import RingCache
-from amago.kernels.attention.step_options import StepOptions
-from amago.kernels.attention.step_plan import begins_at_sixteen, groups_of_heads, splits_of_slots
+from amago.kernels.attention.gpu import begins_at_sixteen, groups_of_heads, splits_of_slots
+from amago.kernels.attention.options import StepOptions
 from amago.kernels.native import ATTENTION_STEP_CUDA, DTYPES
 
-_THREADS, _AHEAD = 256, 4  # of a block; slots that one of its lanes has under way
+_AHEAD = 4  # slots that a lane prefetches
 
 
 @functools.cache
 def _frequencies(base: float, dim: int) -> list[float]:
-    """By how much the pairs of features turn from one position to the next."""
+    """Rotation of each pair of features per position, in radians."""
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
 
@@ -36,15 +36,16 @@ def launch(
     v: Tensor,
     cache: RingCache,
     out: Tensor,
+    positions: Tensor | None,
     options: StepOptions,
     stream: int,
 ) -> None:
     """Runs the kernels of `module` on a stream of the current device; arguments as in `step`.
 
     Raises:
-        ValueError: for a cache that 16 bytes cannot be read from at once; only compiled calls come here with one.
+        ValueError: for a cache that is not aligned to 16 bytes; only compiled calls reach this.
     """
-    keys, values, positions = cache.keys, cache.values, options.positions
+    keys, values = cache.keys, cache.values
     for name, x in (("keys", keys), ("values", values)):
         if not begins_at_sixteen(x):
             raise ValueError(f"the cache's {name} begin at an address that 16 does not divide: clone them")
@@ -70,14 +71,22 @@ def launch(
         [*addresses, *(0,) * (6 - len(addresses))],
         (-1 if options.window is None else min(options.window, size), min(options.sink, size)),
         (options.sink_bias, math.inf if options.logit_clip is None else options.logit_clip, options.scale),
-        _frequencies(options.base, dim) if positions is not None else [],
+        _frequencies(options.rotary_base or 0.0, dim) if positions is not None else [],
         stream,
     )
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, out: Tensor, options: StepOptions) -> None:
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: RingCache,
+    out: Tensor,
+    positions: Tensor | None,
+    options: StepOptions,
+) -> None:
     """Fills `out` (B, H, D), contiguous, and writes k and v (B, H, D) into the cache; B and H are not 0."""
     module = ATTENTION_STEP_CUDA.load()
     with torch.cuda.device(q.device):
         stream = torch.cuda.current_stream().cuda_stream
-        launch(module, q, k, v, cache, out, options, stream)
+        launch(module, q, k, v, cache, out, positions, options, stream)
