@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from amago.experiment.checkpoint import (
+from amago.experiment.checkpointer import (
     CheckpointFolder,
     TrainingState,
     load_policy,

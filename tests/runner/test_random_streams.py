@@ -2,7 +2,7 @@
 
 import torch
 
-from amago.experiment.randomness import RandomStreams
+from amago.experiment.random_streams import RandomStreams
 
 CPU = torch.device("cpu")
 

@@ -16,6 +16,7 @@ from amago.envs.action_wrappers import (
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.spaces import extend_box_obs_space_by, space_convert
 from amago.envs.vector import PolicyInput, VectorEnv, make_vector_env
+from amago.envs.vector.processes import available_cores
 from amago.hindsight.timestep import Array
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DiscreteActionWrapper",
     "DummyAsyncVectorEnv",
     "MultiBinaryActionWrapper",
+    "available_cores",
     "extend_box_obs_space_by",
     "space_convert",
 ]

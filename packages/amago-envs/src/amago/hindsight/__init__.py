@@ -1,5 +1,6 @@
 """Trajectory data: timesteps, trajectories, relabelling, and the files in which trajectories are kept."""
 
+from amago.hindsight.files import atomic_file
 from amago.hindsight.relabel import NoOpRelabeler, Relabeler
 from amago.hindsight.storage import (
     CorruptTrajectoryError,
@@ -25,6 +26,7 @@ __all__ = [
     "Timestep",
     "Trajectory",
     "TrajectoryTooLargeError",
+    "atomic_file",
     "load_slice",
     "load_trajectory",
     "parse_filename",

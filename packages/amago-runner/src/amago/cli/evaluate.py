@@ -16,7 +16,7 @@ from amago.cli.plots import default_labels, draw_runs, read_run
 from amago.cli.report import Summary, comparison_table, show_evaluation
 from amago.cli.runs import recorded_recipe
 from amago.experiment import Experiment
-from amago.experiment.checkpoint import CheckpointFolder
+from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_file import read_run as read_record
 from amago.loading import DoNothingDataset
 
@@ -86,7 +86,7 @@ def evaluate_run(
 
 def find_weights(folder: Path, checkpoint: str) -> Path:
     """The weights file that "latest" or an epoch's number means; UsageProblem lists what there is."""
-    checkpoints = CheckpointFolder(folder, folder.name)
+    checkpoints = Checkpointer(folder, folder.name)
     if checkpoint == "latest":
         path = checkpoints.latest_policy
     elif checkpoint.isdecimal():

@@ -24,8 +24,7 @@ from amago.cli.parts import Parts, build_agent, choose_parts
 from amago.cli.recipes import Recipe
 from amago.cli.runs import RUN_FILE, find_run, make_room, recorded_recipe
 from amago.cli.train import Request, build_experiment
-from amago.experiment.building import Spaces
-from amago.experiment.checkpoint import CheckpointFolder, write_whole
+from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.policy_sizes import UNKNOWN, Fact, differences, facts_of
 from amago.experiment.run_file import read_run, write_config_text, write_run
 from amago.experiment.saved_policies import SavedPolicy, read_saved_policy
@@ -143,10 +142,10 @@ def _into_existing_run(request: Import, saved: SavedPolicy, facts: Sequence[Fact
     agent = build_agent(parts, maker, arguments["max_seq_len"])
     remedy = f"A run that fits is made by: amago-run import-policy {request.file} NAME --env ENV."
     _load(agent, saved, facts, request.file, remedy)
-    checkpoints = CheckpointFolder(folder, folder.name)
+    checkpoints = Checkpointer(folder, folder.name)
     replaced = checkpoints.latest_policy.with_name(REPLACED)
     if checkpoints.latest_policy.is_file() and not replaced.exists():
-        write_whole(replaced, lambda aside: _copy(checkpoints.latest_policy, aside))
+        shutil.copyfile(checkpoints.latest_policy, replaced)
     checkpoints.save_latest(agent.state_dict())
     return folder, agent
 
@@ -177,10 +176,9 @@ def _into_new_run(request: Import, saved: SavedPolicy, facts: Sequence[Fact]) ->
         Request(folder=folder, recipe=recipe, changes={}), recipe, parts, maker, env_facts
     )
     # What makes the folder a run comes last.
-    CheckpointFolder(folder, folder.name).save_latest(agent.state_dict())
+    Checkpointer(folder, folder.name).save_latest(agent.state_dict())
     write_config_text(experiment)
-    spaces = Spaces(agent.obs_space, agent.rl2_space, agent.action_space)
-    write_run(experiment, seed=recipe.seed, specs=spaces.as_json())
+    write_run(experiment, seed=recipe.seed, env=maker())
     return folder, agent
 
 
@@ -252,7 +250,3 @@ def _shape(tensor: Tensor) -> str:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)

@@ -20,7 +20,7 @@ from amago.cli.recipes import Recipe
 from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.runs import make_room, recorded_recipe
 from amago.experiment import Callback, Experiment
-from amago.experiment.checkpoint import CheckpointFolder
+from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_file import installed_versions
 from amago.experiment.run_file import read_run as read_record
 
@@ -125,7 +125,7 @@ def _learn_and_evaluate(
         return fresh_metrics(experiment, maker, facts, episodes)
     except KeyboardInterrupt:
         progress.close()
-        saved = CheckpointFolder(experiment.run_dir, experiment.run_name).epochs()
+        saved = Checkpointer(experiment.run_dir, experiment.run_name).epochs()
         console.print(
             "Stopped. The same command with --resume goes on from the last checkpoint."
             if saved
@@ -199,7 +199,7 @@ def _new_recipe(request: Request) -> Recipe:
 def _resumed_recipe(request: Request) -> Recipe:
     """The stored recipe with the changes that a run bears."""
     stored = recorded_recipe(request.folder)
-    epochs_done = max(CheckpointFolder(request.folder, request.folder.name).epochs(), default=-1) + 1
+    epochs_done = max(Checkpointer(request.folder, request.folder.name).epochs(), default=-1) + 1
     if epochs_done == 0:
         remedy = "start it again with --overwrite."
         raise UsageProblem(f"{request.folder} stopped before its first checkpoint: {remedy}", "--resume")

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from amago.experiment.checkpoint import what_is_there
+from amago.experiment.checkpointer import what_is_there
 
 # Under which a checkpoint of several things keeps its weights, and what wrappers put before every name.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "policy", "agent")

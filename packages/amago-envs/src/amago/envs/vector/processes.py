@@ -180,4 +180,5 @@ def available_cores() -> int:
     with contextlib.suppress(OSError, ValueError):  # no such limit: "max", or another system
         quota, period = map(int, _CPU_QUOTA.read_text().split())
         cores = min(cores, max(1, math.ceil(quota / period)))
-    return cores
+    # Data-parallel ranks on one machine share its cores; launchers such as torchrun tell their number.
+    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))

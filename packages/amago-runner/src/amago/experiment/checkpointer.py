@@ -1,0 +1,206 @@
+"""Checkpointer: saves and loads the checkpoints of a run.
+
+    {run folder}/ckpts/
+        training_states/{run_name}_epoch_{n}/   policy.pt, optimizer.pt, state.json: to resume from
+        policy_weights/policy_epoch_{n}.pt      weights only
+        latest/policy.pt                        weights after the last epoch, read by collectors
+
+All files and folders appear atomically. Tensors are loaded with `weights_only=True` and everything else is JSON, so
+loading a checkpoint executes no code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+
+from amago.hindsight import atomic_file
+
+FORMAT_VERSION = 1
+
+
+class TrainingState(NamedTuple):
+    """Contents of a training state.
+
+    Attributes:
+        policy: State dict of the agent.
+        optimizer: State dict of the optimizer.
+        state: Everything else as JSON: counters, seed, dataset, exploration, recorders.
+    """
+
+    policy: dict[str, Any]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
+
+
+class Checkpointer:
+    """Saves and finds the checkpoints of one run.
+
+    Args:
+        run_dir: The run's folder.
+        run_name: Name of the run, part of the names of training states.
+        keep: Number of training states to keep, the newest; None keeps all.
+    """
+
+    def __init__(self, run_dir: Path, run_name: str, keep: int | None = None) -> None:
+        self.folder = run_dir / "ckpts"
+        self._run_name = run_name
+        self._keep = keep
+
+    @property
+    def latest_policy(self) -> Path:
+        """File of the weights after the last epoch."""
+        return self.folder / "latest" / "policy.pt"
+
+    def policy_weights(self, epoch: int) -> Path:
+        """File of the weights after `epoch`."""
+        return self.folder / "policy_weights" / f"policy_epoch_{epoch}.pt"
+
+    def training_state(self, epoch: int) -> Path:
+        """Folder of the training state after `epoch`."""
+        return self.folder / "training_states" / f"{self._run_name}_epoch_{epoch}"
+
+    def epochs(self) -> list[int]:
+        """Epochs that have a training state, in ascending order."""
+        pattern = re.compile(rf"{re.escape(self._run_name)}_epoch_(\d+)")
+        folder = self.folder / "training_states"
+        names = os.listdir(folder) if folder.is_dir() else []
+        return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
+
+    def save(self, epoch: int, contents: TrainingState) -> None:
+        """Writes the training state and the weights of `epoch`, replacing existing ones, and deletes old states."""
+        save_weights(contents.policy, self.policy_weights(epoch))
+        target = self.training_state(epoch)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".{target.name}.{uuid4().hex}"
+        temporary.mkdir()
+        try:
+            save_weights(contents.policy, temporary / "policy.pt")
+            save_weights(contents.optimizer, temporary / "optimizer.pt")
+            write_json({"format": FORMAT_VERSION, **contents.state}, temporary / "state.json", indent=None)
+            if target.exists():
+                # os.rename cannot replace a folder that is not empty.
+                replaced = target.parent / f".{target.name}.{uuid4().hex}"
+                os.rename(target, replaced)
+                os.rename(temporary, target)
+                shutil.rmtree(replaced)
+            else:
+                os.rename(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        if self._keep is not None:
+            for old in self.epochs()[: -self._keep]:
+                shutil.rmtree(self.training_state(old))
+
+    def save_latest(self, policy: dict[str, Any]) -> None:
+        """Replaces the latest policy."""
+        save_weights(policy, self.latest_policy)
+
+    def remove_unfinished(self) -> None:
+        """Deletes the temporary folders of a process that was killed while saving."""
+        for path in (self.folder / "training_states").glob(f".{self._run_name}_epoch_*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def load_last(self, device: torch.device) -> TrainingState:
+        """The newest training state, with weights on `device`; raises FileNotFoundError if there is none."""
+        epochs = self.epochs()
+        if not epochs:
+            raise FileNotFoundError(
+                f"resume is set, but {self.folder} contains no training state: start the run without resume"
+            )
+        return load_training_state(self.training_state(epochs[-1]), device)
+
+
+def load_policy(path: Path, device: torch.device) -> dict[str, Any]:
+    """Loads a state dict from a file.
+
+    Raises:
+        FileNotFoundError: the file does not exist; the message lists those that do.
+        pickle.UnpicklingError: the file contains more than tensors, and loading it could execute code.
+        ValueError: the file is damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there are no policy weights at {path}{what_is_there(path)}")
+    try:
+        weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise pickle.UnpicklingError(f"{path} cannot be loaded: {error}") from error
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): load an earlier checkpoint") from error
+    return weights
+
+
+def load_training_state(path: Path, device: torch.device) -> TrainingState:
+    """Loads a training state from its folder.
+
+    Raises:
+        FileNotFoundError: the folder does not exist; the message lists those that do.
+        ValueError: the folder is damaged or has another format, e.g. accelerate's, which contains pickles.
+    """
+    if not path.is_dir():
+        hint = ". To load weights only, pass is_accelerate_state=False." if path.is_file() else ""
+        raise FileNotFoundError(f"there is no training state at {path}{what_is_there(path)}{hint}")
+    if not (path / "state.json").is_file():
+        raise ValueError(
+            f"{path} contains no state.json, so it is not a training state of this library. To use the weights of "
+            "another library, load a policy_weights/*.pt file with is_accelerate_state=False."
+        )
+    try:
+        state = json.loads((path / "state.json").read_text())
+    except ValueError as error:
+        raise ValueError(f"{path / 'state.json'} is damaged ({error}): load an earlier checkpoint") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT_VERSION:
+        found = state.get("format") if isinstance(state, dict) else None
+        raise ValueError(
+            f"{path} has format {found!r}, this version reads {FORMAT_VERSION}: "
+            "install the version of amago-runner that wrote it"
+        )
+    return TrainingState(
+        load_policy(path / "policy.pt", device),
+        load_policy(path / "optimizer.pt", torch.device("cpu")),
+        state,
+    )
+
+
+def save_weights(tensors: dict[str, Any], path: Path) -> None:
+    """Writes a state dict to a file, atomically; creates the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        torch.save(tensors, file)
+
+
+def write_json(value: Any, path: Path, indent: int | None = 2) -> None:
+    """Writes a JSON file atomically; creates the folder."""
+    write_text(json.dumps(value, indent=indent, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Writes a text file atomically; creates the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def what_is_there(path: Path) -> str:
+    """Explains a missing file by what exists at its path or in its folder; for error messages."""
+    if path.is_dir():
+        return f": that is a folder with {_names(path)}, name a file"
+    if path.exists():
+        return ": that is a file"
+    if not path.parent.is_dir():
+        return f": there is no folder {path.parent}"
+    return f": it does not exist; the folder {path.parent} has {_names(path.parent)}"
+
+
+def _names(folder: Path) -> str:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    return ", ".join(names) or "no files"
