@@ -5,8 +5,8 @@
         policy_weights/policy_epoch_{n}.pt      weights only
         latest/policy.pt                        weights after the last epoch, read by collectors
 
-All files and folders appear atomically. Tensors are loaded with `weights_only=True` and everything else is JSON, so
-loading a checkpoint executes no code.
+All files and folders appear atomically. Tensors are loaded with `weights_only=True` and everything else is JSON,
+so loading a checkpoint executes no code.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Checkpointer:
         return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
 
     def save(self, epoch: int, contents: TrainingState) -> None:
-        """Writes the training state and the weights of `epoch`, replacing existing ones, and deletes old states."""
+        """Writes the training state and the weights of `epoch`, and deletes training states beyond `keep`."""
         save_weights(contents.policy, self.policy_weights(epoch))
         target = self.training_state(epoch)
         target.parent.mkdir(parents=True, exist_ok=True)

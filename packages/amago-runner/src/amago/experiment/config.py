@@ -350,7 +350,7 @@ class ExperimentConfig:
                 continue
             if not isinstance(makers, Sequence) or not all(callable(maker) for maker in makers):
                 raise TypeError(
-                    f"{name} is {makers!r}, must be a function that returns an AMAGOEnv or a list of such functions"
+                    f"{name} is {makers!r}, must be a function that returns an AMAGOEnv, or a list of them"
                 )
             if len(makers) != self._num_makers:
                 raise ValueError(

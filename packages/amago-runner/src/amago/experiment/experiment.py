@@ -24,7 +24,7 @@ from amago.distributed.accelerate import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.vector import VectorEnv, make_vector_env
-from amago.experiment.callbacks import Counters
+from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
 from amago.experiment.checkpointer import Checkpointer, TrainingState, load_policy, load_training_state
 from amago.experiment.collector import Collector, make_recorder
 from amago.experiment.config import ExperimentConfig
@@ -42,7 +42,7 @@ from amago.experiment.schedule import WarmupSchedule, is_due
 from amago.loading import DiskTrajDataset
 from amago.loading.batches import BatchLoader
 from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
-from amago.utils import amago_warning, count_params, gin_as_wandb_config
+from amago.utils import amago_warning, gin_as_wandb_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -91,10 +91,10 @@ class Experiment(ExperimentConfig):
         self.counters = Counters()
         self.started = False
         self.metric_logger = MetricLogger()
+        self._printer = ProgressPrinter()
         self._closing = contextlib.ExitStack()
         self._batches_seen = 0
         self._env_steps_before_resume: dict[str, int] = {}
-        self._latest_return: dict[str, float] = {}
         self._wandb_run_id: str | None = None
 
     def start(self) -> None:
@@ -131,7 +131,6 @@ class Experiment(ExperimentConfig):
         if self.processes.is_main and self._saves_policy():
             write_run(self, seed=self.streams.seed, env=self.val_envs)
             write_config_text(self)
-        self._print(self._summary())
         self._notify("on_start")
 
     def init_dsets(self) -> None:
@@ -250,7 +249,6 @@ class Experiment(ExperimentConfig):
         while self.epoch < self.epochs:
             epoch = self.epoch
             self._notify("on_epoch_start", epoch)
-            began = time.perf_counter()
             if self.always_load_latest:
                 self.read_latest_policy()
             if is_due(epoch, self.val_interval):
@@ -265,7 +263,6 @@ class Experiment(ExperimentConfig):
                 self.save_checkpoint()
             if self.always_save_latest:
                 self.write_latest_policy()
-            self._print(f"epoch {epoch}: {time.perf_counter() - began:.1f} s, {self._progress_text()}")
             self._notify("on_epoch_end", epoch)
             self.counters.epoch += 1
         self._notify("on_end")
@@ -275,7 +272,7 @@ class Experiment(ExperimentConfig):
         self._require_started("collect_new_training_data()")
         if self.collector is None or self.train_envs is None:
             raise RuntimeError(
-                "this experiment has no training environments, because it was started not to collect"
+                "there are no training environments, since this run was started not to collect"
             )
         if self.epoch > 0 and is_due(self.epoch, self.force_reset_train_envs_every):
             self.collector.reset_due = True
@@ -293,7 +290,7 @@ class Experiment(ExperimentConfig):
         self._report("train", stats)
 
     def evaluate_val(self) -> dict[str, float]:
-        """Evaluates for `val_timesteps_per_epoch` timesteps per actor and logs under `val/`; returns the metrics."""
+        """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
         self._require_started("evaluate_val()")
         _, stats = self.interact(self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val)
         return self._report("val", stats)
@@ -348,7 +345,8 @@ class Experiment(ExperimentConfig):
         if not metrics:
             amago_warning(
                 f"no episode finished within {timesteps} timesteps per actor, so there are no metrics: pass more "
-                "timesteps to evaluate_test, or a number of episodes and no limit"
+                "timesteps to evaluate_test, or a number of episodes and no limit",
+                stacklevel=3,
             )
         return metrics
 
@@ -634,19 +632,16 @@ class Experiment(ExperimentConfig):
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
-        began, next_message = time.monotonic(), 0.0
+        began = time.monotonic()
         while not self.processes.share(self.dataset.ready_for_training):
             if self.collects:
                 return False
             waited = time.monotonic() - began
             if waited >= self.data_timeout:
                 raise RuntimeError(
-                    f"the dataset is not ready after {waited:.0f} s ({self.dataset.get_description()}), and this run "
-                    "collects nothing: add data, start a collector, or lower start_collecting_at_epoch"
+                    f"the dataset is not ready after {waited:.0f} s ({self.dataset.get_description()}), and "
+                    "this run collects nothing: add data, start a collector, or lower start_collecting_at_epoch"
                 )
-            if waited >= next_message:
-                self._print(f"waiting for data: {self.dataset.get_description()}")
-                next_message = 2 * waited + 10
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
         return True
@@ -679,14 +674,13 @@ class Experiment(ExperimentConfig):
             merged.merge(each)
         metrics = self.policy_metrics(*histories_from_stats(merged))
         self._notify("on_rollout_end", section, metrics)
-        self._latest_return[section] = metrics.get("Average Total Return (Across All Env Names)", math.nan)
         if metrics:
             self.log(metrics, section)
         return metrics
 
     def _progress(self, section: str) -> Callable[[int], None]:
         """The function that a rollout calls after every step: counts timesteps and notifies callbacks."""
-        listeners = [callback.on_rollout_step for callback in self.callbacks]
+        listeners = [callback.on_rollout_step for callback in self._all_callbacks()]
 
         def progress(env_steps: int) -> None:
             env_steps *= self.processes.count
@@ -749,35 +743,13 @@ class Experiment(ExperimentConfig):
         return self.always_save_latest or self.ckpt_interval is not None
 
     def _notify(self, hook: str, *details: Any) -> None:
-        for callback in self.callbacks:
+        for callback in self._all_callbacks():
             getattr(callback, hook)(self, *details)
+
+    def _all_callbacks(self) -> list[Callback]:
+        prints = self.verbose and self.processes.is_main
+        return [*([self._printer] if prints else []), *self.callbacks]
 
     def _require_started(self, what: str) -> None:
         if not self.started:
             raise RuntimeError(f"call start() before {what}")
-
-    def _print(self, text: str) -> None:
-        if self.verbose and self.processes.is_main:
-            print(text, flush=True)
-
-    def _summary(self) -> str:
-        assert self.dataset is not None
-        names = " / ".join(
-            type(part).__name__ for part in (self.policy, self.policy.tstep_encoder, self.policy.traj_encoder)
-        )
-        return "\n".join(
-            [
-                f"run {self.run_name} in {self.run_dir} on {self.DEVICE}, seed {self.streams.seed}",
-                f"  {names}: {count_params(self.policy):,} trainable parameters",
-                f"  {self.dataset.get_description()}",
-            ]
-        )
-
-    def _progress_text(self) -> str:
-        counters = self.counters
-        texts = [f"{counters.env_steps:,} timesteps", f"{counters.gradient_steps:,} updates"]
-        if counters.skipped_updates:
-            texts.append(f"{counters.skipped_updates:,} of them skipped")
-        return ", ".join(
-            [*texts, *(f"{name} return {value:.4g}" for name, value in self._latest_return.items())]
-        )

@@ -220,8 +220,8 @@ class Learner:
         self._consecutive_skips += 1
         if self.skipped_updates == 1:
             amago_warning(
-                "an update had a non-finite loss or gradient and was skipped; 'Skipped Updates' in the metrics counts "
-                "them. Check the rewards and observations of the environment."
+                "an update had a non-finite loss or gradient and was skipped; 'Skipped Updates' in the metrics "
+                "counts them. Check the rewards and observations of the environment."
             )
         if self._consecutive_skips >= self._max_nonfinite:
             path = self._bad_batch_dir / f"step_{self.gradient_steps}_rank_{self._processes.rank}.safetensors"
@@ -246,8 +246,8 @@ def _mismatch_explained(agent: BaseAgent, batch: Batch) -> Iterator[None]:
         if not mismatches:
             raise
         raise ValueError(
-            f"the dataset's trajectories do not fit the environment: {'; '.join(mismatches)}. They come from another "
-            "environment, or from this one before it was changed: use another dset_name, or move the files away"
+            f"the dataset's trajectories do not fit the environment: {'; '.join(mismatches)}. They come from "
+            "another environment, or from this one before it was changed: use another dset_name, or move the files"
         ) from error
 
 
