@@ -70,7 +70,7 @@ def test_an_invalid_argument_is_named(
 def test_missing_and_unknown_arguments_are_named(make_experiment: MakeExperiment) -> None:
     with pytest.raises(TypeError, match=r"max_seq_len, .*agent_type.*make_val_env"):
         Experiment(run_name="run", ckpt_base_dir="base")
-    with pytest.raises(TypeError, match="Experiment has no argument 'batchsize'.*id you mean 'batch_size'"):
+    with pytest.raises(TypeError, match=r"Experiment has no argument 'batchsize'.*id you mean 'batch_size'"):
         make_experiment(batchsize=3)
 
 

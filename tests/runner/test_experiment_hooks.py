@@ -74,7 +74,10 @@ class OwnTrainStep(Experiment):
 
     def train_step(self, batch: Batch, log_step: bool) -> dict[str, Any]:
         batch.rews = 2.0 * batch.rews
-        return {**super().train_step(batch, log_step), **({"Largest Reward": batch.rews.max()} if log_step else {})}
+        return {
+            **super().train_step(batch, log_step),
+            **({"Largest Reward": batch.rews.max()} if log_step else {}),
+        }
 
     def x_axis_metrics(self) -> dict[str, Any]:
         return {**super().x_axis_metrics(), "updates times ten": 10 * self.grad_update_counter}

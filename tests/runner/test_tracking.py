@@ -43,7 +43,12 @@ def test_any_number_is_logged_and_those_that_json_lacks_become_null(tmp_path) ->
     tracker = JsonlTracker(path)
     metrics = {"a": torch.tensor(1.5), "b": np.float32(2.5), "c": np.int64(3), "d": float("nan")}
     tracker.log(metrics, section="train-update", axes={})
-    assert lines(path)[0]["metrics"] == {"a": 1.5, "b": 2.5, "c": 3, "d": None}  # before the tracker is closed
+    assert lines(path)[0]["metrics"] == {
+        "a": 1.5,
+        "b": 2.5,
+        "c": 3,
+        "d": None,
+    }  # before the tracker is closed
     tracker.close()
 
 
