@@ -322,10 +322,10 @@ def test_a_checkpoint_after_an_interrupted_rollout_holds_what_was_collected(
     experiment.start()
     with pytest.raises(KeyboardInterrupt):
         experiment.collect_new_training_data()
-    assert experiment._recorder is not None
-    assert experiment._recorder.unsaved_frames > 0
+    assert experiment.collector.recorder is not None
+    assert experiment.collector.recorder.unsaved_frames > 0
     experiment.save_checkpoint()
-    assert experiment._recorder.unsaved_frames == 0
+    assert experiment.collector.recorder.unsaved_frames == 0
     assert experiment.dataset is not None
     files = experiment.dataset.state_dict()["fifo"]["files"]
     assert len(files) == experiment.parallel_actors
@@ -341,7 +341,7 @@ def test_an_interrupt_while_a_checkpoint_or_the_end_writes_unfinished_pieces_los
     experiment = make_experiment(train_timesteps_per_epoch=3)
     experiment.start()
     experiment.collect_new_training_data()
-    recorder = experiment._recorder
+    recorder = experiment.collector.recorder
     assert recorder is not None
     assert recorder.unsaved_frames > 0
     hand_over, first = recorder._hand_over, itertools.count()
