@@ -18,7 +18,7 @@ def state(value: float) -> TrainingState:
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(3, state(1.5))
-    loaded = checkpointer.load_last(CPU)
+    loaded = load_training_state(checkpointer.last_training_state(), CPU)
     assert torch.equal(loaded.policy["w"], torch.tensor([1.5]))
     assert loaded.state["value"] == 1.5
     assert torch.equal(load_policy(checkpointer.policy_weights(3), CPU)["w"], torch.tensor([1.5]))
@@ -36,7 +36,7 @@ def test_saving_an_epoch_again_replaces_it(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(0, state(1.0))
     checkpointer.save(0, state(2.0))
-    assert checkpointer.load_last(CPU).state["value"] == 2.0
+    assert load_training_state(checkpointer.training_state(0), CPU).state["value"] == 2.0
     assert [path.name for path in checkpointer.training_state(0).parent.iterdir()] == ["run_epoch_0"]
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     path = checkpointer.training_state(0) / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises((ValueError, pickle.UnpicklingError), match=name):
-        checkpointer.load_last(CPU)
+        load_training_state(checkpointer.training_state(0), CPU)
 
 
 def test_what_is_missing_is_told_by_what_is_there(tmp_path: Path) -> None:

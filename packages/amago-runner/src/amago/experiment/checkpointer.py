@@ -110,14 +110,14 @@ class Checkpointer:
         for path in (self.folder / "training_states").glob(f".{self._run_name}_epoch_*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def load_last(self, device: torch.device) -> TrainingState:
-        """The newest training state, with weights on `device`; raises FileNotFoundError if there is none."""
+    def last_training_state(self) -> Path:
+        """Folder of the newest training state; raises FileNotFoundError if there is none."""
         epochs = self.epochs()
         if not epochs:
             raise FileNotFoundError(
                 f"resume is set, but {self.folder} contains no training state: start the run without resume"
             )
-        return load_training_state(self.training_state(epochs[-1]), device)
+        return self.training_state(epochs[-1])
 
 
 def load_policy(path: Path, device: torch.device) -> dict[str, Any]:
@@ -140,12 +140,19 @@ def load_policy(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def load_training_state(path: Path, device: torch.device) -> TrainingState:
-    """Loads a training state from its folder.
+    """Loads a training state from its folder, with weights on `device`.
 
     Raises:
         FileNotFoundError: the folder does not exist; the message lists those that do.
         ValueError: the folder is damaged or has another format, e.g. accelerate's, which contains pickles.
     """
+    state = read_state(path)
+    policy = load_policy(path / "policy.pt", device)
+    return TrainingState(policy, load_policy(path / "optimizer.pt", torch.device("cpu")), state)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Reads the JSON of a training state; raises as `load_training_state`."""
     if not path.is_dir():
         hint = ". To load weights only, pass is_accelerate_state=False." if path.is_file() else ""
         raise FileNotFoundError(f"there is no training state at {path}{what_is_there(path)}{hint}")
@@ -155,20 +162,15 @@ def load_training_state(path: Path, device: torch.device) -> TrainingState:
             "another library, load a policy_weights/*.pt file with is_accelerate_state=False."
         )
     try:
-        state = json.loads((path / "state.json").read_text())
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
     except ValueError as error:
         raise ValueError(f"{path / 'state.json'} is damaged ({error}): load an earlier checkpoint") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT_VERSION:
-        found = state.get("format") if isinstance(state, dict) else None
         raise ValueError(
-            f"{path} has format {found!r}, this version reads {FORMAT_VERSION}: "
-            "install the version of amago-runner that wrote it"
+            f"{path} does not have format {FORMAT_VERSION}, which this version reads: install the version of "
+            "amago-runner that wrote it"
         )
-    return TrainingState(
-        load_policy(path / "policy.pt", device),
-        load_policy(path / "optimizer.pt", torch.device("cpu")),
-        state,
-    )
+    return state
 
 
 def save_weights(tensors: dict[str, Any], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.distributed.accelerate import Processes
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv
@@ -155,6 +157,23 @@ def make_rollout(
     """A rollout of the agent in the environments."""
     return Rollout(
         agent, envs, device=device, autocast=autocast, recorder=recorder, double_buffer=double_buffer
+    )
+
+
+def make_training_recorder(
+    config: ExperimentConfig, num_envs: int, streams: RandomStreams, processes: Processes
+) -> TrajectoryRecorder | None:
+    """The recorder that writes collected data to the dataset's folder; None if the dataset has none."""
+    assert config.dataset is not None
+    # Random, so that runs can share a buffer, but ordered by rank: files are sampled in the order of writers.
+    first_writer = processes.share(secrets.randbelow(4096 - processes.count))
+    return make_recorder(
+        config,
+        num_envs,
+        config.dataset.save_new_trajs_to,
+        streams.recorder(),
+        writer_id=f"{first_writer + processes.rank:03x}",
+        first_number=secrets.randbelow(1 << 16),  # runs with equal writer IDs still differ
     )
 
 

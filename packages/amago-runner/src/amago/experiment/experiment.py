@@ -1,15 +1,14 @@
 """Experiment: a training run, from its arguments to its checkpoints.
 
-The work is done by objects that can be used without it: `Collector`, `Learner`, `Evaluator`, `Checkpointer`,
-`MetricLogger` and `BatchLoader`. Experiment creates them in its `init_*` methods and calls them in `learn`.
-Subclasses override these methods.
+Experiment is composed of objects that can be used without it: `Collector`, `Learner`, `Evaluator`, `Checkpointer`,
+`MetricLogger` and `BatchLoader`. It creates them in its `init_*` methods and calls them in `learn`. Subclasses may
+override any public method.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +24,14 @@ from amago.envs.env_utils import available_cores
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.vector import VectorEnv, make_vector_env
 from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
-from amago.experiment.checkpointer import Checkpointer, TrainingState, load_policy, load_training_state
-from amago.experiment.collector import Collector, make_recorder
+from amago.experiment.checkpointer import (
+    Checkpointer,
+    TrainingState,
+    load_policy,
+    load_training_state,
+    read_state,
+)
+from amago.experiment.collector import Collector, make_recorder, make_training_recorder
 from amago.experiment.config import ExperimentConfig
 from amago.experiment.evaluator import (
     Evaluator,
@@ -66,7 +71,7 @@ class Experiment(ExperimentConfig):
         optimizer: The optimizer.
         train_envs: The training environments; None if the run never collects.
         val_envs: The validation environments.
-        rl2_space: Space of the previous reward and action.
+        observation_space, rl2_space, action_space: Spaces of one actor; rl2s are previous reward and action.
         train_dloader: The loader of training batches.
         counters: Progress of the run.
         processes: The data-parallel processes.
@@ -111,9 +116,9 @@ class Experiment(ExperimentConfig):
         self.processes = Processes(make_accelerator())
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
-        resumed = Checkpointer(self.run_dir, self.run_name).load_last(self.DEVICE) if self.resume else None
-        seed = self._choose_seed(resumed)
-        self.streams = RandomStreams(self.processes.share(seed), self.processes.rank, self.DEVICE)
+        resumed = Checkpointer(self.run_dir, self.run_name).last_training_state() if self.resume else None
+        seed = self.processes.share(self._choose_seed(resumed))
+        self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
         try:
             self.init_dsets()
             self.init_dloaders()
@@ -122,14 +127,14 @@ class Experiment(ExperimentConfig):
             self.init_checkpoints()
             self.started = True
             if resumed is not None:
-                self._restore(resumed, is_resume=True)
+                self.load_checkpoint_from_path(resumed)
             self.init_logger()
         except BaseException:
             self.close()
             self.started = False
             raise
         if self.processes.is_main and self._saves_policy():
-            write_run(self, seed=self.streams.seed, env=self.val_envs)
+            write_run(self, seed=self.streams.seed, env=self)
             write_config_text(self)
         self._notify("on_start")
 
@@ -171,15 +176,18 @@ class Experiment(ExperimentConfig):
             self.train_envs = self._make_envs(self.make_train_env, training=True)
             self._closing.callback(self.train_envs.close)
             require_same_spaces(self.train_envs, self.val_envs)
-        self.rl2_space = self.val_envs.rl2_space
+        envs = self.val_envs if self.train_envs is None else self.train_envs
+        self.observation_space: Any = envs.observation_space
+        self.rl2_space: Any = envs.rl2_space
+        self.action_space: Any = envs.action_space
 
     def init_model(self) -> None:
         """Creates the agent, its optimizer, and the learner, evaluator and collector that use it."""
         with self.streams.initializing():
             agent = self.agent_type(
-                obs_space=self.val_envs.observation_space,
+                obs_space=self.observation_space,
                 rl2_space=self.rl2_space,
-                action_space=self.val_envs.action_space,
+                action_space=self.action_space,
                 max_seq_len=self.max_seq_len,
                 tstep_encoder_type=self.tstep_encoder_type,
                 traj_encoder_type=self.traj_encoder_type,
@@ -202,7 +210,15 @@ class Experiment(ExperimentConfig):
         self.evaluator = Evaluator(self.policy, self.streams, device=self.DEVICE, autocast=self._autocast)
         self.collector = None
         if self.train_envs is not None:
-            self.collector = self._make_collector(self.train_envs)
+            self.collector = Collector(
+                self.policy,
+                self.train_envs,
+                make_training_recorder(self, self.train_envs.num_envs, self.streams, self.processes),
+                self.streams,
+                device=self.DEVICE,
+                autocast=self._autocast,
+                double_buffer=self.double_buffer,
+            )
             self._closing.callback(self.collector.close)
 
     def init_optimizer(self, policy: BaseAgent) -> Optimizer:
@@ -330,7 +346,7 @@ class Experiment(ExperimentConfig):
         saving: dict[str, Any] = {} if save_trajs_to is None else {"save_trajs_to": save_trajs_to}
         envs = self._make_envs(make_test_env, training=False)
         try:
-            require_same_spaces(self.val_envs, envs)
+            require_same_spaces(self, envs)
             _, stats = self.interact(
                 envs,
                 timesteps,
@@ -501,7 +517,7 @@ class Experiment(ExperimentConfig):
         self._require_started("load_checkpoint_from_path()")
         path = Path(path).expanduser()
         if is_accelerate_state:
-            self._restore(load_training_state(path, self.DEVICE), is_resume=True)
+            self._restore(load_training_state(path, self.DEVICE))
         else:
             self._load_weights(read_saved_policy(path, self.DEVICE).weights, path)
             self.policy.on_checkpoint_loaded(is_resume=False)
@@ -598,28 +614,6 @@ class Experiment(ExperimentConfig):
             )
         return envs
 
-    def _make_collector(self, envs: VectorEnv) -> Collector:
-        assert self.dataset is not None
-        # Writer IDs are random, so that runs can share a buffer, but ordered by rank, which orders the samples.
-        first_writer = self.processes.share(secrets.randbelow(4096 - self.processes.count))
-        recorder = make_recorder(
-            self,
-            envs.num_envs,
-            self.dataset.save_new_trajs_to,
-            self.streams.recorder(),
-            writer_id=f"{first_writer + self.processes.rank:03x}",
-            first_number=secrets.randbelow(1 << 16),  # runs with equal writer IDs still differ
-        )
-        return Collector(
-            self.policy,
-            envs,
-            recorder,
-            self.streams,
-            device=self.DEVICE,
-            autocast=self._autocast,
-            double_buffer=self.double_buffer,
-        )
-
     def _end_collection(self) -> None:
         """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
@@ -691,10 +685,10 @@ class Experiment(ExperimentConfig):
 
         return progress
 
-    def _choose_seed(self, resumed: TrainingState | None) -> int:
+    def _choose_seed(self, resumed: Path | None) -> int:
         if resumed is None:
             return RandomStreams(self.seed, 0, self.DEVICE).seed
-        saved: int = resumed.state["seed"]
+        saved: int = read_state(resumed)["seed"]
         if self.seed is not None and self.seed != saved:
             raise ValueError(
                 f"seed is {self.seed}, but the run to resume has seed {saved}: use that, or None"
@@ -712,7 +706,7 @@ class Experiment(ExperimentConfig):
                 f"{first} Use the classes and gin settings of the run that saved them, listed in its config.txt."
             ) from error
 
-    def _restore(self, saved: TrainingState, *, is_resume: bool) -> None:
+    def _restore(self, saved: TrainingState) -> None:
         """Restores a training state; the next epoch is the one after it."""
         assert self.dataset is not None
         state = saved.state
@@ -736,7 +730,7 @@ class Experiment(ExperimentConfig):
             )
         elif self.collector is not None:
             self.collector.load_state_dict(state["processes"][self.processes.rank])
-        self.policy.on_checkpoint_loaded(is_resume=is_resume)
+        self.policy.on_checkpoint_loaded(is_resume=True)
 
     def _saves_policy(self) -> bool:
         """Whether this process owns run.json and checkpoints; False for collectors."""
