@@ -298,15 +298,9 @@ def test_6_a_larger_cnn_through_gin() -> None:
     use_config(config)
     encoder = CNNTstepEncoder(obs_space={"observation": (16, 16, 3)}, rl2_space=(3,))
     assert isinstance(encoder.cnn, IMPALAishCNN)
-
-
-def test_6_the_same_with_a_short_name() -> None:
-    config = {
-        "amago.nets.tstep_encoders.CNNTstepEncoder.cnn_type": IMPALAishCNN,
-        "IMPALAishCNN.cnn_block_depths": [32, 64, 64],
-    }
-    use_config(config)
-    assert gin.query_parameter("amago.nets.cnn.IMPALAishCNN.cnn_block_depths") == [32, 64, 64]
+    # the same with a short name
+    use_config({"IMPALAishCNN.cnn_block_depths": [16, 32]})
+    assert gin.query_parameter("amago.nets.cnn.IMPALAishCNN.cnn_block_depths") == [16, 32]
 
 
 def test_6_a_transformer_with_another_attention(tmp_path: Path) -> None:
@@ -323,19 +317,6 @@ def test_6_a_transformer_with_another_attention(tmp_path: Path) -> None:
     found = [m for m in modules if isinstance(m, SlidingWindowFlexAttention)]
     assert {m.mask_mod.window for m in found} == {128}
     assert experiment.policy.traj_encoder.emb_dim == 32
-
-
-def test_6_exploration(tmp_path: Path) -> None:
-    config = {
-        # exploration steps are measured in terms of timesteps *per actor*
-        "EpsilonGreedy.steps_anneal": 200_000,
-        "EpsilonGreedy.eps_start": 1.0,
-        "EpsilonGreedy.eps_end": 0.01,
-        "EpsilonGreedy.randomize_eps": False,
-    }
-    use_config(config)
-    experiment = train(small_experiment(tmp_path, exploration_wrapper_type=EpsilonGreedy))
-    assert experiment.counters.env_steps == 40
 
 
 def test_6_an_easier_way_and_gin_files(tmp_path: Path) -> None:
@@ -403,17 +384,6 @@ def test_offline_rl_from_protected_data(tmp_path: Path) -> None:
     assert train(experiment).counters.gradient_steps == 2
     assert (collected.counters.env_steps, experiment.counters.env_steps) == (40, 0)
     assert list(protected.iterdir())
-
-
-def test_track_the_results_with_names_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("AMAGO_WANDB_PROJECT", "my_project_name")
-    monkeypatch.setenv("AMAGO_WANDB_ENTITY", "my_wandb_username")
-    experiment = train(small_experiment(tmp_path, run_name="my_run_name", log_to_wandb=True))
-    assert list((experiment.run_dir / "wandb_logs").rglob("*.wandb"))
 
 
 @pytest.mark.parametrize("mode", ["learn", "collect", "both"])
