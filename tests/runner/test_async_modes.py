@@ -98,10 +98,3 @@ def test_who_collects_nothing_does_not_wait_for_ever(make_experiment: MakeExperi
     experiment.start()
     with pytest.raises(RuntimeError, match="the dataset is not ready after"):
         experiment.learn()
-
-
-def test_collection_that_begins_later_is_not_waited_for(make_experiment: MakeExperiment) -> None:
-    experiment = make_experiment(start_collecting_at_epoch=1, epochs=3, data_timeout=0.0)
-    experiment.start()
-    experiment.learn()
-    assert experiment.counters.gradient_steps == 8

@@ -3,7 +3,6 @@
 Where a snippet trains, sizes are small.
 """
 
-from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from amago import Experiment, TstepEncoder
 from amago.agent import Agent, MultiTaskAgent
 from amago.cli_utils import (
     switch_agent,
-    switch_async_mode,
     switch_exploration,
     switch_traj_encoder,
     switch_tstep_encoder,
@@ -82,14 +80,6 @@ def small_experiment(tmp_path: Path, **parts: Any) -> Experiment:
     if "dset_root" not in parts:
         arguments["dataset"] = DiskTrajDataset(dset_root=tmp_path, dset_name="data", dset_max_size=100)
     return Experiment(**arguments)
-
-
-def test_1_set_up_the_environment() -> None:
-    sample_env = make_env()
-    assert sample_env.observation_space["observation"].shape == (3,)
-    sample_timestep, _ = sample_env.reset()
-    # each environment has a batch dimension of 1
-    assert sample_timestep.obs["observation"].shape == (1, 3)
 
 
 class MyMetaRLEnv(gym.Wrapper):  # type: ignore[type-arg]
@@ -262,22 +252,6 @@ def test_2_create_your_own_timestep_encoder(tmp_path: Path) -> None:
     assert experiment.policy.traj_encoder.tstep_dim == 64
 
 
-def test_2_the_builtin_encoder_for_observations_of_several_kinds(tmp_path: Path) -> None:
-    def make() -> AMAGOEnv:
-        return AMAGOEnv(ImagesAndJointsEnv(), env_name="robot")
-
-    config: dict[str, Any] = {"ImageFeatures.drqv2_aug": True, "VectorFeatures.d_hidden": 32}
-    tstep_encoder_type = switch_tstep_encoder(config, arch="multimodal", encoders={"image": IMPALAishCNN})
-    use_config(config)
-    experiment = train(
-        small_experiment(
-            tmp_path, make_train_env=make, make_val_env=make, tstep_encoder_type=tstep_encoder_type
-        )
-    )
-    assert experiment.counters.gradient_steps == 2
-    assert isinstance(experiment.policy.tstep_encoder.obs_encoders["image_encoder"].cnn, IMPALAishCNN)
-
-
 @pytest.mark.parametrize(
     "traj_encoder_type", [FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder]
 )
@@ -384,28 +358,6 @@ def test_offline_rl_from_protected_data(tmp_path: Path) -> None:
     assert train(experiment).counters.gradient_steps == 2
     assert (collected.counters.env_steps, experiment.counters.env_steps) == (40, 0)
     assert list(protected.iterdir())
-
-
-@pytest.mark.parametrize("mode", ["learn", "collect", "both"])
-def test_asynchronous_training_script(tmp_path: Path, mode: str) -> None:
-    parser = ArgumentParser()
-    parser.add_argument("--mode", choices=["learn", "collect", "both"])
-    args = parser.parse_args(["--mode", mode])
-    experiment = small_experiment(
-        tmp_path,
-        ckpt_base_dir=None,
-        dset_root=str(tmp_path / "amago_dsets"),
-        dset_name="agi_training_data",
-        run_name="v1",
-        tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=TformerTrajEncoder,
-        agent_type=MultiTaskAgent,
-    )
-    switch_async_mode(experiment, args.mode)
-    experiment.start()
-    experiment.close()
-    assert experiment.run_dir == tmp_path / "amago_dsets" / "agi_training_data" / "v1"
-    assert (experiment.start_learning_at_epoch == float("inf")) == (mode == "collect")
 
 
 def test_a_script_of_the_whole(tmp_path: Path) -> None:
