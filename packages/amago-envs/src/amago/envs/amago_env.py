@@ -1,7 +1,7 @@
 """AMAGOEnv: the interface of policies, exploration and recording to any environment.
 
-It maps observations to a dict of arrays and actions to and from the policy's form, and returns `Timestep`s. It does
-not reset environments whose episode ended: the vector environment does.
+It maps observations to a dict of arrays and actions to and from the policy's form, and returns `Timestep`s. After
+an episode's end the vector environment resets it.
 
 E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action representation.
 """
@@ -171,7 +171,7 @@ class AMAGOEnv(ForwardingWrapper):
 
     @functools.cached_property
     def _unknown_to_reset(self) -> list[str]:
-        """The arguments `seed` and `options` that the environment's `reset` does not take; warns of a missing seed."""
+        """Those of `seed` and `options` that the environment's `reset` does not take; warns of a missing seed."""
         parameters = inspect.signature(self.env.reset).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return []
@@ -230,8 +230,8 @@ class AMAGOEnv(ForwardingWrapper):
             `create_reset_version` is the first timestep of the next one.
 
         Raises:
-            ValueError: if the action is outside `action_space`, the observation does not fit its space, or the reward
-                is not finite.
+            ValueError: if the action is outside `action_space`, the observation does not fit its space, or the
+                reward is not finite.
             TypeError: if the environment does not return gymnasium's five results.
         """
         codec = self._codec

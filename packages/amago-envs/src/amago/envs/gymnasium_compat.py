@@ -3,11 +3,11 @@
 `AMAGOEnv(env, batched_envs=N)` takes a gymnasium VectorEnv through `VectorEnvAdapter`. When a row's episode ends,
 `metadata["autoreset_mode"]` of the vector environment says who begins the next one:
 
-- SAME_STEP (the only mode before 1.0): the same step, which returns the new episode's first observation and reports
-  the old episode's final one in `info`. A missing report is an error.
+- SAME_STEP (the only mode before 1.0): the same step, which returns the new episode's first observation and
+  reports the old episode's final one in `info`. A missing report is an error.
 - NEXT_STEP: the next step, which ignores the action of that row. It is no transition of any episode; the adapter
   marks it in `reset_rows`, and recording, statistics and the policy's memory skip it.
-- DISABLED: the caller. Nothing here would reset the row, so this mode is refused, as are unknown and missing modes.
+- DISABLED: the caller. Nothing would reset the row, so this mode is refused, as are unknown and missing modes.
 """
 
 import re
@@ -161,6 +161,6 @@ def adapt_vector_env(env: Any, batched_envs: int) -> Any:
 def _check_none_ended(terminated: Any, truncated: Any) -> None:
     if np.logical_or(terminated, truncated).any():
         raise ValueError(
-            "an episode ended, and the vector environment reset the row in the same step without reporting the final "
-            "observation: have it set info['final_obs'], as gymnasium's own do, or reset in the next step"
+            "an episode ended, and the vector environment reset the row in the same step without reporting its "
+            "final observation: have it set info['final_obs'], as gymnasium's own do, or reset in the next step"
         )

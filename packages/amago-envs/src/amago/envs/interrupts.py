@@ -11,8 +11,8 @@ from types import FrameType
 def defer_interrupts() -> Iterator[Callable[[], None]]:
     """Defers SIGINT in this block; yields a function that delivers a deferred one, as the end of the block does.
 
-    A second SIGINT is delivered at once, so that a hanging operation can be stopped. Python runs signal handlers in
-    the main thread only; in other threads this does nothing.
+    A second SIGINT is delivered at once, so that a hanging operation can be stopped. Python runs signal handlers
+    in the main thread only; in other threads this does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

@@ -29,8 +29,8 @@ def extract_metrics(info: Mapping[str, Any]) -> dict[str, float]:
 def extract_batched_metrics(info: Mapping[str, Any], batched_envs: int) -> list[tuple[int, dict[str, float]]]:
     """The metrics in a batched environment's `info`, as (row, {name: value}) for rows that have any.
 
-    A metric is an array of `batched_envs` numbers. As in gymnasium's vector environments, a boolean array under the
-    key `_{key}` masks the rows that have it; rows that are NaN do not either. A single number applies to every row.
+    A metric is an array of `batched_envs` numbers. As in gymnasium's vector environments, a boolean array under
+    the key `_{key}` masks the rows that have it; rows that are NaN do not. A single number applies to every row.
 
     Raises:
         TypeError: if a metric is neither one number nor one per row.
@@ -93,7 +93,7 @@ class StepCounts:
         self._steps = 0
 
     def add(self, names: Sequence[str]) -> bool:
-        """Counts a step of every row; `names` must be a new list when a name has changed. Returns whether it is."""
+        """Counts a step of every row; changed names come in a new list. Returns whether the list is new."""
         changed = names is not self._names
         if changed:
             self.settle()

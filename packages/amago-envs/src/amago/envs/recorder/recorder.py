@@ -40,8 +40,8 @@ class SegmentLength:
     def around(cls, save_len: int | float, max_seq_len: int, stagger: bool) -> "SegmentLength":
         """The lengths for `traj_save_len`.
 
-        With `stagger` they are uniform over `save_len` ± `max_seq_len`, so that training windows do not always begin
-        at the same timesteps of an episode; a `save_len` equal to `max_seq_len` is never varied.
+        With `stagger` they are uniform over `save_len` ± `max_seq_len`, so that training windows do not always
+        begin at the same timesteps of an episode; a `save_len` equal to `max_seq_len` is never varied.
 
         Args:
             save_len: transitions, a whole number or infinity; floats such as 1e10 are accepted.
@@ -84,8 +84,8 @@ class TrajectoryRecorder:
 
     A segment of an episode is written when the episode ends, when it reaches its length, or by `cut`; the next
     segment of the same episode begins with the last timestep of the one before, its rl2 and time index kept. Files
-    are written by a thread. A failed write raises `TrajectoryWriteError` from `add` or `flush`; the segment is kept
-    and written again later, and the step that was being added is recorded all the same.
+    are written by a thread. A failed write raises `TrajectoryWriteError` from `add` or `flush`; the segment is
+    kept and written again later, and the step that was being added is recorded all the same.
 
     A file is acknowledged by `on_written` and `saved_files` once it is on disk. A killed process loses at most
     `unsaved_frames`; one that ends in any other way writes its unfinished segments first.

@@ -54,7 +54,7 @@ class VectorStep:
         final_time_idxs: (K,) int64, the time index of that observation.
         metrics: (row, {name: value}) for every row whose `info` reported metrics in this step.
         env_names: N names, of the episodes that the transitions belong to.
-        reset_rows: (K',) int64, rows that were reset instead of stepped, by a gymnasium VectorEnv in NEXT_STEP mode:
+        reset_rows: (K',) int64, rows that were reset instead of stepped (a gymnasium VectorEnv in NEXT_STEP mode):
             they hold no transition, and their episode begins with `inputs`.
     """
 

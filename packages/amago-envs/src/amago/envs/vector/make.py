@@ -172,8 +172,8 @@ def _divide(
 def available_cores() -> int:
     """The processor cores that this process may use, at least 1.
 
-    Takes the affinity mask and a container's quota into account. torchrun and accelerate set LOCAL_WORLD_SIZE to the
-    number of training processes on this machine, which share its cores.
+    Respects the affinity mask and a container's quota. torchrun and accelerate set LOCAL_WORLD_SIZE to the number
+    of training processes on this machine, which share its cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no quota ("max"), or not Linux
