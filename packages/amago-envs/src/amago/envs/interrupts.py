@@ -6,38 +6,49 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+Handler = Callable[[int, FrameType | None], object]
+
+
+class DeferredInterrupts:
+    """A signal handler that notes the first SIGINT and passes a second one to the original handler at once.
+
+    Attributes:
+        pending: whether a SIGINT is waiting for `deliver`.
+    """
+
+    def __init__(self, original: Handler) -> None:
+        self.pending = False
+        self._original = original
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.pending:
+            self.pending = False
+            self._original(number, frame)
+        else:
+            self.pending = True
+
+    def deliver(self) -> None:
+        """Calls the original handler if a SIGINT is pending; Python's own raises KeyboardInterrupt."""
+        if self.pending:
+            self.pending = False
+            self._original(signal.SIGINT, None)
+
 
 @contextmanager
-def defer_interrupts() -> Iterator[Callable[[], None]]:
-    """Defers SIGINT in this block; yields a function that delivers a deferred one, as the end of the block does.
+def defer_interrupts() -> Iterator[DeferredInterrupts]:
+    """Defers SIGINT until the end of the block, or until `deliver` of the yielded object is called.
 
     A second SIGINT is delivered at once, so that a hanging operation can be stopped. Python runs signal handlers
-    in the main thread only; in other threads this does nothing.
+    in the main thread only; in other threads nothing is deferred.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+    original = signal.getsignal(signal.SIGINT)
+    if not callable(original) or threading.current_thread() is not threading.main_thread():
+        yield DeferredInterrupts(signal.default_int_handler)
         return
-    original: Callable[[int, FrameType | None], object] = handler
-    deferred = False
-
-    def defer(number: int, frame: FrameType | None) -> None:
-        nonlocal deferred
-        if deferred:
-            deferred = False
-            original(number, frame)
-        else:
-            deferred = True
-
-    def deliver() -> None:
-        nonlocal deferred
-        if deferred:
-            deferred = False
-            original(signal.SIGINT, None)
-
-    signal.signal(signal.SIGINT, defer)
+    deferred = DeferredInterrupts(original)
+    signal.signal(signal.SIGINT, deferred)
     try:
-        yield deliver
+        yield deferred
     finally:
-        signal.signal(signal.SIGINT, handler)
-        deliver()
+        signal.signal(signal.SIGINT, original)
+        deferred.deliver()

@@ -189,8 +189,8 @@ def _make_leaf(key: str, space: Space, batched_envs: int) -> Any:
         return _Leaf(key, box, batched_envs, tuple(space.shape))
     raise TypeError(
         f"observation {key!r} has the space {space}, which has no fixed shape: observation spaces may be Box, "
-        "Discrete, MultiDiscrete and MultiBinary, in any nesting of Dict and Tuple. An ObservationWrapper can turn "
-        "others into arrays"
+        "Discrete, MultiDiscrete and MultiBinary, in any nesting of Dict and Tuple. An ObservationWrapper can "
+        "convert others"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from amago.experiment.callbacks import Counters
 from amago.experiment.checkpoint import TrainingState, load_policy, load_training_state
-from amago.experiment.interrupts import interrupts_held_off
+from amago.experiment.interrupts import defer_interrupts
 from amago.experiment.parts import ExperimentParts
 from amago.experiment.randomness import RandomStreams
 from amago.experiment.saved_policies import read_saved_policy
@@ -28,7 +28,7 @@ class CheckpointedExperiment(ExperimentParts):
         assert self.dataset is not None
         rollout, epoch = self._train_rollout, self.counters.epoch
         if self._recorder is not None:  # also after a rollout that was interrupted
-            with interrupts_held_off():
+            with defer_interrupts():
                 self._recorder.cut()
             self._recorder.flush()
         self._reset_due = True

@@ -29,7 +29,6 @@ def evaluate(
     render: bool = False,
     recorder: TrajectoryRecorder | None = None,
     progress: Callable[[int], None] | None = None,
-    double_buffer: bool | None = False,
 ) -> EpisodeStats:
     """The finished episodes of a rollout from a reset with `seed`.
 
@@ -39,11 +38,8 @@ def evaluate(
             counts all that finish within `timesteps`.
         sample: draw actions from the policy; False takes its mode.
         recorder: writes the episodes that finish.
-        double_buffer: as `Rollout` takes it; with None, what is drawn depends on more than the seed.
     """
-    rollout = Rollout(
-        agent, vector_env, device=device, autocast=autocast, recorder=recorder, double_buffer=double_buffer
-    )
+    rollout = Rollout(agent, vector_env, device=device, autocast=autocast, recorder=recorder)
     rollout.reset(seed=seed)
     rollout.run(timesteps=timesteps, episodes=episodes, sample=sample, render=render, progress=progress)
     if recorder is not None:

@@ -140,7 +140,6 @@ class EvaluatedExperiment(CheckpointedExperiment):
             device=self.DEVICE,
             autocast=self._autocast,
             recorder=recorder,
-            double_buffer=self._double_buffer,
         )
         rollout.reset()
         if hidden_state is not None:
@@ -168,7 +167,6 @@ class EvaluatedExperiment(CheckpointedExperiment):
                 timesteps=timesteps,
                 sample=self.sample_actions_val,
                 progress=self._progress(section),
-                double_buffer=self._double_buffer,
                 **options,
             )
 

@@ -17,11 +17,11 @@ import gin
 
 from amago.agent import Batch
 from amago.distributed.accelerate import Processes, make_accelerator
+from amago.envs.env_utils import available_cores
 from amago.envs.metrics import EpisodeStats
-from amago.envs.vector.processes import available_cores
 from amago.experiment.checkpoint import CheckpointFolder
 from amago.experiment.evaluating import EvaluatedExperiment
-from amago.experiment.interrupts import interrupts_held_off
+from amago.experiment.interrupts import defer_interrupts
 from amago.experiment.randomness import RandomStreams
 from amago.experiment.rollout import Rollout
 from amago.experiment.run_file import write_config_text, write_run
@@ -231,7 +231,7 @@ class Experiment(EvaluatedExperiment):
                     stack.callback(envs.close)
             if self._recorder is not None:
                 stack.callback(self._recorder.close)
-                with interrupts_held_off():
+                with defer_interrupts():
                     self._recorder.cut()
 
     def _describes_run(self) -> bool:

@@ -119,7 +119,6 @@ class ExperimentParts(ExperimentArguments):
                 device=self.DEVICE,
                 autocast=self._autocast,
                 recorder=self._recorder,
-                double_buffer=self._double_buffer,
             )
 
     def init_optimizer(self, policy: BaseAgent) -> Optimizer:
@@ -159,11 +158,6 @@ class ExperimentParts(ExperimentArguments):
     @property
     def _autocast(self) -> bool:
         return self.mixed_precision == "bf16"
-
-    @property
-    def _double_buffer(self) -> bool | None:
-        """As rollouts take it: with a seed nothing may depend on the clock."""
-        return False if self.double_buffer is None and self.seed is not None else self.double_buffer
 
     def _ever_collects(self) -> bool:
         first = max(self.start_collecting_at_epoch, 0)

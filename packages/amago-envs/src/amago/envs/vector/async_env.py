@@ -150,6 +150,10 @@ class AsyncVectorEnv(VectorEnv):
             os.close(descriptor)
 
     def reset(self, seed: int | None = None) -> PolicyInput:
+        if self._pending is not None and not self._closed:
+            # The results of a step or call that was not waited for are discarded.
+            self._pending = None
+            self._receive_all()
         self._check_ready()
         self._doing = "resetting"
         seeds = self._by_worker(self._seeds(seed))

@@ -121,7 +121,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> PolicyInput:
-        """Starts a new episode in every row.
+        """Starts a new episode in every row; discards a step or call that was begun and not waited for.
 
         Args:
             seed: environment i is seeded from the stream of (seed, role, rank, i). None keeps the environments'

@@ -47,6 +47,7 @@ class SyncVectorEnv(VectorEnv):
         return arrays
 
     def reset(self, seed: int | None = None) -> PolicyInput:
+        self._pending = None
         self._check_ready()
         self.env_names = self._names_by_row(self._group.reset(self._seeds(seed)))
         return self._inputs
