@@ -15,8 +15,8 @@ import pytest
 
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.recorder.lengths import PieceLength
-from amago.envs.recorder.writer import TrajectoryWriter
+from amago.envs.recorder.recorder import SegmentLength
+from amago.envs.recorder.file_writer import FileWriter
 from amago.envs.seeding import stream_seed
 from amago.envs.vector import PolicyInput, VectorStep, make_vector_env
 from amago.hindsight import FrozenTraj, Timestep, Trajectory, load_trajectory, parse_filename
@@ -189,9 +189,9 @@ def test_staggered_lengths_are_drawn_anew_from_save_len_plus_minus_max_seq_len(r
 
 def test_lengths_do_not_vary_when_save_len_is_max_seq_len_or_staggering_is_off():
     rng = np.random.default_rng(0)
-    assert set(PieceLength.around(7, 7, True).draw(rng, 50)) == {7}
-    assert set(PieceLength.around(9, 7, False).draw(rng, 50)) == {9}
-    assert PieceLength.around(1e10, 128, True) == PieceLength(10**10 - 128, 10**10 + 128)
+    assert set(SegmentLength.around(7, 7, True).draw(rng, 50)) == {7}
+    assert set(SegmentLength.around(9, 7, False).draw(rng, 50)) == {9}
+    assert SegmentLength.around(1e10, 128, True) == SegmentLength(10**10 - 128, 10**10 + 128)
     with pytest.raises(TypeError):  # the fault: the float goes to a function of whole numbers
         range(1e10 - 128, 1e10 + 128)
 
@@ -448,7 +448,7 @@ def test_trajectories_that_cannot_be_written_even_at_the_end_are_warned_of(tmp_p
 
 def test_closing_again_after_what_was_lost_neither_waits_nor_raises(tmp_path, make_frozen):
     folder = tmp_path / "buffer"
-    writer = TrajectoryWriter(folder, "npz", None)
+    writer = FileWriter(folder, "npz", None)
     folder.rmdir()
     writer.put(make_frozen(3), "env_00000000_1", "env")
     with pytest.raises(TrajectoryWriteError):
@@ -463,7 +463,7 @@ def test_closing_again_after_what_was_lost_neither_waits_nor_raises(tmp_path, ma
 
 def test_a_fork_of_the_process_does_not_wait_for_the_writing_thread(tmp_path, make_frozen):
     folder = tmp_path / "buffer"
-    writer = TrajectoryWriter(folder, "npz", None)
+    writer = FileWriter(folder, "npz", None)
     folder.rmdir()
     writer.put(make_frozen(3), "env_00000000_1", "env")
     child = multiprocessing.get_context("fork").Process(target=writer.flush)

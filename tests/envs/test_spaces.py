@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from amago.envs.action_codecs import make_action_codec
+from amago.envs.actions import make_action_codec
 from amago.envs.env_utils import (
     ContinuousActionWrapper,
     DiscreteActionWrapper,
@@ -13,7 +13,7 @@ from amago.envs.env_utils import (
     extend_box_obs_space_by,
     space_convert,
 )
-from amago.envs.spaces import ObservationMapper
+from amago.envs.observations import ObservationMapper
 
 UNBOUNDED = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from amago.envs.recorder import writer as writer_module
-from amago.envs.recorder.writer import TrajectoryWriteError, TrajectoryWriter
+from amago.envs.recorder.file_writer import TrajectoryWriteError, FileWriter
 
 PATIENCE = 10.0  # seconds, far beyond what writing takes
 
@@ -36,12 +36,12 @@ def counter():
 
 @pytest.fixture
 def writer(tmp_path, counter):
-    writer = TrajectoryWriter(tmp_path, "npz", counter)
+    writer = FileWriter(tmp_path, "npz", counter)
     yield writer
     writer.stop()
 
 
-def put(writer: TrajectoryWriter, frozen, numbers) -> None:
+def put(writer: FileWriter, frozen, numbers) -> None:
     for number in numbers:
         writer.put(frozen, f"env_{number:08x}_1", "env")
 
@@ -107,7 +107,7 @@ def test_the_caller_writes_small_files_while_the_disk_is_quick(writer, counter, 
 
 @pytest.mark.usefixtures("eager")
 def test_compressing_is_left_to_the_thread(tmp_path, counter, make_frozen):
-    writer = TrajectoryWriter(tmp_path, "npz-compressed", counter)
+    writer = FileWriter(tmp_path, "npz-compressed", counter)
     put(writer, make_frozen(), range(2))
     writer.stop()
     assert by_the_caller(counter) == [False, False]
@@ -162,7 +162,7 @@ def test_a_write_by_the_caller_that_fails_is_reported_and_tried_again(tmp_path, 
             raise failure
         written.append(path)
 
-    writer = TrajectoryWriter(tmp_path, "npz", acknowledge)
+    writer = FileWriter(tmp_path, "npz", acknowledge)
     put(writer, make_frozen(), range(2))
     with pytest.raises(TrajectoryWriteError, match=r"no space.*2 are kept"):
         writer.raise_failure()
@@ -181,7 +181,7 @@ def test_a_write_by_the_caller_that_is_interrupted_loses_nothing(tmp_path, make_
             raise interrupt
         written.append(path)
 
-    writer = TrajectoryWriter(tmp_path, "npz", acknowledge)
+    writer = FileWriter(tmp_path, "npz", acknowledge)
     with pytest.raises(KeyboardInterrupt):
         put(writer, make_frozen(), [0])
     assert writer.pending_transitions == len(make_frozen())
@@ -209,7 +209,7 @@ def test_an_interrupted_flush_hurries_nobody_afterwards(writer, counter, make_fr
     assert not writer._is_urgent()
 
 
-class Interrupted(TrajectoryWriter):
+class Interrupted(FileWriter):
     """Its caller is interrupted once between taking a trajectory and writing it."""
 
     is_due = True
@@ -253,7 +253,7 @@ def test_a_signal_that_flushes_while_the_caller_writes_loses_nothing_and_removes
             # What a handler does that makes a checkpoint before the machine is taken away.
             writer.flush()
 
-    writer = TrajectoryWriter(tmp_path, "npz", acknowledge)
+    writer = FileWriter(tmp_path, "npz", acknowledge)
     put(writer, make_frozen(), range(3))
     writer.stop()
     assert len(set(written)) == len(list(tmp_path.iterdir())) == writer.files_written == 3
@@ -269,7 +269,7 @@ def test_slow_failures_count_as_slow(tmp_path, make_frozen, monkeypatch):
         threads.append(threading.current_thread())
         raise OSError("timed out")
 
-    writer = TrajectoryWriter(tmp_path, "npz", refuse)
+    writer = FileWriter(tmp_path, "npz", refuse)
     for number in range(3):
         put(writer, make_frozen(), [number])
         with pytest.raises(TrajectoryWriteError):
@@ -289,7 +289,7 @@ def test_an_interpreter_that_starts_no_thread_any_more_still_writes(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(writer_module, "MAX_PENDING", 2)
-    writer = TrajectoryWriter(tmp_path, "npz-compressed", counter)
+    writer = FileWriter(tmp_path, "npz-compressed", counter)
     put(writer, make_frozen(), range(4))
     writer.flush()
     assert counter.count == 4

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from amago.agent import Agent
-from amago.envs.vector.processes import available_cores
+from amago.envs.env_utils import available_cores
 from amago.experiment import Experiment
 from amago.experiment.run_file import read_run
 from amago.loading import DiskTrajDataset, DoNothingDataset
