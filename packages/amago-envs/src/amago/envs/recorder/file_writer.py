@@ -99,23 +99,26 @@ class FileWriter:
 
     def flush(self) -> None:
         """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
-        if os.getpid() != self._owner or self._stopping or self._thread is None:
-            return
+        if os.getpid() != self._owner or self._stopping:
+            return  # a forked process has a copy of the queue, but not the thread
         with self._changed:
             # An earlier failure may be over by now: only an attempt that begins after this call counts.
             self._failure = None
             earlier = self._attempts
             self._changed.notify_all()
-            while self._pending and (self._failure is None or self._attempts == earlier):
+            while self._thread is not None and self._pending:
                 if self._failure is not None:
+                    if self._attempts > earlier:
+                        break
                     self._failure = None
                     self._changed.notify_all()
                 self._changed.wait()
+        if self._thread is None:
+            self._write_pending()
         self.raise_failure()
 
     def stop(self) -> None:
         """Writes what is queued and ends the thread; warns of what a last attempt could not write."""
-        # A forked process has a copy of the queue, but not the thread.
         if os.getpid() != self._owner or self._stopping:
             return
         with self._changed:
@@ -123,7 +126,7 @@ class FileWriter:
             self._failure = None
             self._changed.notify_all()
         if self._thread is None:
-            self._run()
+            self._write_pending()
         else:
             self._thread.join()
         if self._pending:
@@ -134,14 +137,19 @@ class FileWriter:
             )
 
     def _run(self) -> None:
-        """The thread: writes the first of the queue until told to stop."""
+        """The thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or (self._pending and self._failure is None))
-                if not self._pending or self._failure is not None:
-                    return
-                first = self._pending[0]
-                self._attempts += 1
+            self._write_pending()
+            if self._stopping:
+                return
+
+    def _write_pending(self) -> None:
+        """Writes the queue in order, until it is empty or a write fails."""
+        while self._pending and self._failure is None:
+            first = self._pending[0]
+            self._attempts += 1
             failure = self._write(first)
             with self._changed:
                 self._failure = failure
