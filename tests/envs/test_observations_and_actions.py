@@ -64,7 +64,7 @@ def test_discrete_observations_are_one_hot_from_their_start():
     mapper = ObservationMapper(spaces.Discrete(4, start=-2), batched_envs=1)
     np.testing.assert_array_equal(mapper(-2)["observation"], [[1, 0, 0, 0]])
     np.testing.assert_array_equal(mapper(np.int64(1))["observation"], [[0, 0, 0, 1]])
-    with pytest.raises(ValueError, match="outside of its discrete space"):
+    with pytest.raises(ValueError, match="outside its discrete space"):
         mapper(2)
 
 
