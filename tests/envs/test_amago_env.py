@@ -7,8 +7,8 @@ from gymnasium import spaces
 
 import amago.envs
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpsilonGreedy
-from amago.envs.compat import check_gymnasium_version
 from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv
+from amago.envs.gymnasium_compat import check_gymnasium_version
 from amago.envs.metrics import extract_metrics
 
 

@@ -323,7 +323,7 @@ def test_own_strategies_override_the_noise_and_are_found_by_name(amago_env):
 def test_builtin_strategies_are_found_by_name_and_a_mistyped_one_is_corrected():
     assert get_exploration_cls("egreedy") is EpsilonGreedy
     assert get_exploration_cls("bilevel") is BilevelEpsilonGreedy
-    with pytest.raises(ValueError, match="did you mean 'egreedy'"):
+    with pytest.raises(ValueError, match="Did you mean 'egreedy'"):
         get_exploration_cls("e-greedy")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from amago.envs.recorder.writer import TrajectoryWriter
+from amago.envs.recorder.file_writer import FileWriter
 from amago.hindsight import FrozenTraj, trajectory_filename
 
 WIDTH = 3
@@ -38,7 +38,7 @@ def write(root: Path, number: int, seconds: float) -> list[str]:
     folder, rng = root / "dset" / "buffer" / "fifo", np.random.default_rng(number)
     written: list[str] = []
     writers = [
-        TrajectoryWriter(folder, save_as, lambda path: written.append(path.name))
+        FileWriter(folder, save_as, lambda path: written.append(path.name))
         for save_as in ("npz", "traj", "npz-compressed")
     ]
     sequence, end = 0, time.monotonic() + seconds

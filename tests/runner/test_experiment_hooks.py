@@ -13,6 +13,7 @@ from torch import Tensor
 from amago.agent import Batch
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
+from amago.utils import call_async_env
 
 MakeExperiment = Callable[..., Experiment]
 
@@ -111,6 +112,17 @@ def test_attributes_that_programs_read_exist_after_start(make_experiment: MakeEx
     experiment.learn()
     assert (experiment.epoch, experiment.grad_update_counter) == (1, 4)
     assert experiment.hidden_state is None  # FFTrajEncoder has none
+
+
+@pytest.mark.parametrize("options", [{}, {"env_mode": "async"}, {"env_mode": "async", "double_buffer": True}])
+def test_a_method_of_every_environment_can_be_called(
+    make_experiment: MakeExperiment, options: dict[str, Any]
+) -> None:
+    experiment = make_experiment(epochs=1, **options)
+    experiment.start()
+    for envs in (experiment.train_envs, experiment.val_envs):
+        spaces = call_async_env(envs, "get_wrapper_attr", "action_space")
+        assert [space.n for space in spaces] == [2, 2, 2]
 
 
 def test_masks_put_on_the_agent_after_start_take_effect(make_experiment: MakeExperiment) -> None:

@@ -228,3 +228,14 @@ def test_wandb_offline_needs_no_network_and_a_resumed_run_stays_the_same_run(
     files = list((experiment.run_dir / "wandb_logs").rglob("*.wandb"))
     assert len(files) == 2
     assert len({path.name for path in files}) == 1  # run-{id}.wandb
+
+
+def test_double_buffering_collects_the_same_amounts_and_records_them(
+    make_experiment: MakeExperiment,
+) -> None:
+    experiment = run(make_experiment(env_mode="async", double_buffer=True, parallel_actors=4))
+    assert experiment.counters.env_steps_by_name == {"memory": 2 * 4 * 20}
+    files = experiment.dataset.save_new_trajs_to.iterdir()
+    assert sum(trajectory_length(path) for path in files) == 2 * 4 * 20
+    resumed = make_experiment(env_mode="async", double_buffer=True, parallel_actors=4, epochs=3, resume=True)
+    assert run(resumed).counters.env_steps == 3 * 4 * 20

@@ -300,10 +300,10 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[2])
 from replay_processes import trajectory
-from amago.envs.recorder.writer import TrajectoryWriteError, TrajectoryWriter
+from amago.envs.recorder.file_writer import TrajectoryWriteError, FileWriter
 
 folder, written = Path(sys.argv[1]), []
-writer = TrajectoryWriter(folder, "npz", lambda path: written.append(path.name))
+writer = FileWriter(folder, "npz", lambda path: written.append(path.name))
 for number in range(5):
     writer.put(trajectory(1, number, 10), f"env_0010000{number}_1", "env")
 writer.flush()

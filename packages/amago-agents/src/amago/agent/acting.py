@@ -121,3 +121,8 @@ def _choose(probs: Tensor, sample: bool) -> Tensor:
     if not sample:
         return probs.argmax(dim=-1, keepdim=True)
     return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
+
+
+def compile_actor(agent: BaseAgent) -> Any:
+    """None: the agent acts by its modules."""
+    return None

@@ -13,12 +13,13 @@ import torch
 from amago.agent import BaseAgent
 from amago.distributed.accelerate import Processes
 from amago.envs.metrics import EpisodeStats
-from amago.envs.recorder import TrajectoryRecorder
-from amago.envs.vector import VectorEnv
+from amago.envs.recorder import SplitRecorder, TrajectoryRecorder
+from amago.envs.vector import SplitVectorEnv, VectorEnv
 from amago.experiment.config import ExperimentConfig
-from amago.experiment.interrupts import interrupts_held_off
+from amago.experiment.interrupts import defer_interrupts
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import Rollout
+from amago.experiment.split_rollout import SplitRollout
 
 
 class Collector:
@@ -26,12 +27,12 @@ class Collector:
 
     Args:
         agent: The agent.
-        envs: The training environments, with their exploration wrappers.
-        recorder: Writes trajectory files; None discards the data.
+        envs: The training environments, with their exploration wrappers. With a `SplitVectorEnv`, the agent acts
+            for one half of the actors while the environments of the other half step.
+        recorder: Writes trajectory files; None discards the data. A `SplitRecorder` for a `SplitVectorEnv`.
         streams: Random streams of environments and actions.
         device: Device of the agent.
         autocast: Act under bf16 autocast.
-        double_buffer: Overlap the policy of one half of the actors with the environments of the other.
 
     Attributes:
         reset_due: Whether the next collection starts with a reset of the environments.
@@ -40,21 +41,24 @@ class Collector:
     def __init__(
         self,
         agent: BaseAgent,
-        envs: VectorEnv,
-        recorder: TrajectoryRecorder | None,
+        envs: VectorEnv | SplitVectorEnv,
+        recorder: TrajectoryRecorder | SplitRecorder | None,
         streams: RandomStreams,
         *,
         device: torch.device,
         autocast: bool = False,
-        double_buffer: bool = False,
     ) -> None:
         self.envs = envs
         self.recorder = recorder
         self.reset_due = True
         self._streams = streams
-        self._rollout = make_rollout(
-            agent, envs, device=device, autocast=autocast, recorder=recorder, double_buffer=double_buffer
-        )
+        self._rollout: Rollout | SplitRollout
+        if isinstance(envs, SplitVectorEnv):
+            assert recorder is None or isinstance(recorder, SplitRecorder)
+            self._rollout = SplitRollout(agent, envs, device=device, autocast=autocast, recorder=recorder)
+        else:
+            assert not isinstance(recorder, SplitRecorder)
+            self._rollout = Rollout(agent, envs, device=device, autocast=autocast, recorder=recorder)
 
     @property
     def hidden_state(self) -> Any:
@@ -140,66 +144,58 @@ class Collector:
 
     def _write_unfinished(self) -> None:
         if self.recorder is not None:
-            with interrupts_held_off():
+            with defer_interrupts():
                 self.recorder.cut()
             self.recorder.flush()
 
 
-def make_rollout(
-    agent: BaseAgent,
-    envs: VectorEnv,
-    *,
-    device: torch.device,
-    autocast: bool,
-    recorder: TrajectoryRecorder | None,
-    double_buffer: bool = False,
-) -> Rollout:
-    """A rollout of the agent in the environments."""
-    return Rollout(
-        agent, envs, device=device, autocast=autocast, recorder=recorder, double_buffer=double_buffer
-    )
-
-
 def make_training_recorder(
-    config: ExperimentConfig, num_envs: int, streams: RandomStreams, processes: Processes
-) -> TrajectoryRecorder | None:
+    config: ExperimentConfig, envs: VectorEnv | SplitVectorEnv, streams: RandomStreams, processes: Processes
+) -> TrajectoryRecorder | SplitRecorder | None:
     """The recorder that writes collected data to the dataset's folder; None if the dataset has none."""
     assert config.dataset is not None
+    folder = config.dataset.save_new_trajs_to
+    if folder is None:
+        return None
+    halves = envs.halves if isinstance(envs, SplitVectorEnv) else (envs,)
     # Random, so that runs can share a buffer, but ordered by rank: files are sampled in the order of writers.
-    first_writer = processes.share(secrets.randbelow(4096 - processes.count))
-    return make_recorder(
-        config,
-        num_envs,
-        config.dataset.save_new_trajs_to,
-        streams.recorder(),
-        writer_id=f"{first_writer + processes.rank:03x}",
-        first_number=secrets.randbelow(1 << 16),  # runs with equal writer IDs still differ
-    )
+    first_writer = processes.share(secrets.randbelow(4096 - len(halves) * processes.count))
+    first_number = secrets.randbelow(1 << 16)  # runs with equal writer IDs still differ
+    recorders = [
+        make_recorder(
+            config,
+            half.num_envs,
+            folder,
+            streams.recorder(index),
+            writer_id=f"{first_writer + len(halves) * processes.rank + index:03x}",
+            first_number=first_number,
+        )
+        for index, half in enumerate(halves)
+    ]
+    return SplitRecorder(*recorders) if len(recorders) == 2 else recorders[0]
 
 
 def make_recorder(
     config: ExperimentConfig,
     num_envs: int,
-    save_to: str | Path | None,
+    save_to: str | Path,
     rng: np.random.Generator,
     *,
     whole_episodes: bool = False,
     writer_id: str | None = None,
     first_number: int = 0,
-) -> TrajectoryRecorder | None:
+) -> TrajectoryRecorder:
     """A recorder with the trajectory settings of an experiment.
 
     Args:
         config: The experiment.
         num_envs: Number of actors.
-        save_to: Folder of the files; without one there is no recorder.
+        save_to: Folder of the files.
         rng: Generator of staggered lengths.
         whole_episodes: Do not split long episodes.
         writer_id: See `TrajectoryRecorder`; drawn if None.
         first_number: See `TrajectoryRecorder`.
     """
-    if save_to is None:
-        return None
     return TrajectoryRecorder(
         num_envs,
         save_to=Path(save_to).expanduser(),

@@ -117,7 +117,7 @@ class ExperimentConfig:
         env_timeout: Seconds within which a worker process must create, reset or step its environments. No limit
             if None.
         double_buffer: Split the actors into two halves and compute the actions of one half while the
-            environments of the other half step. Only with `env_mode="async"`.
+            environments of the other half step, during data collection. Needs `env_mode="async"`.
         callbacks: List of `amago.experiment.Callback` objects.
         dset_root: Parent folder of the DiskTrajDataset that is created if `dataset` is None.
         dset_name: Name of that dataset.
@@ -324,6 +324,11 @@ class ExperimentConfig:
             raise ValueError(
                 f"traj_save_len is {self.traj_save_len!r}, less than max_seq_len ({self.max_seq_len}): no file "
                 f"could hold a full training sequence. Set it to at least {self.max_seq_len}."
+            )
+        if self.double_buffer and (self.env_mode != "async" or self.parallel_actors < 2):
+            raise ValueError(
+                "double_buffer is True, which needs env_mode='async' and at least 2 parallel_actors, not "
+                f"env_mode={self.env_mode!r} and {self.parallel_actors!r}"
             )
 
     def _validate_types(self) -> None:

@@ -11,8 +11,8 @@ from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv
-from amago.experiment.collector import make_rollout
 from amago.experiment.random_streams import RandomStreams
+from amago.experiment.rollout import Rollout
 from amago.nets.specs import as_spec
 
 
@@ -65,9 +65,7 @@ class Evaluator:
         Returns:
             The final hidden state and the statistics of finished episodes.
         """
-        rollout = make_rollout(
-            self.agent, envs, device=self._device, autocast=self._autocast, recorder=recorder
-        )
+        rollout = Rollout(self.agent, envs, device=self._device, autocast=self._autocast, recorder=recorder)
         with self._streams.evaluating(index):
             rollout.reset(seed=self._streams.eval_seed(index))
             if hidden_state is not None:

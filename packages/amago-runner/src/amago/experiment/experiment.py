@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import gin
 import torch
@@ -22,7 +22,7 @@ from amago.agent import BaseAgent, Batch
 from amago.distributed.accelerate import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
-from amago.envs.vector import VectorEnv, make_vector_env
+from amago.envs.vector import SplitVectorEnv, VectorEnv, make_split_vector_env, make_vector_env
 from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
 from amago.experiment.checkpointer import (
     Checkpointer,
@@ -81,7 +81,7 @@ class Experiment(ExperimentConfig):
     policy: BaseAgent
     policy_aclr: torch.nn.Module
     optimizer: Optimizer
-    train_envs: VectorEnv | None
+    train_envs: VectorEnv | SplitVectorEnv | None
     val_envs: VectorEnv
     train_dloader: BatchLoader
     processes: Processes
@@ -169,11 +169,11 @@ class Experiment(ExperimentConfig):
 
         All worker processes are forked here, before any thread is started.
         """
-        self.val_envs = self._make_envs(self.make_val_env, training=False)
+        self.val_envs = self._make_eval_envs(self.make_val_env)
         self._closing.callback(self.val_envs.close)
         self.train_envs = None
         if self.collects:
-            self.train_envs = self._make_envs(self.make_train_env, training=True)
+            self.train_envs = self._make_train_envs()
             self._closing.callback(self.train_envs.close)
             require_same_spaces(self.train_envs, self.val_envs)
         envs = self.val_envs if self.train_envs is None else self.train_envs
@@ -213,11 +213,10 @@ class Experiment(ExperimentConfig):
             self.collector = Collector(
                 self.policy,
                 self.train_envs,
-                make_training_recorder(self, self.train_envs.num_envs, self.streams, self.processes),
+                make_training_recorder(self, self.train_envs, self.streams, self.processes),
                 self.streams,
                 device=self.DEVICE,
                 autocast=self._autocast,
-                double_buffer=self.double_buffer,
             )
             self._closing.callback(self.collector.close)
 
@@ -344,7 +343,7 @@ class Experiment(ExperimentConfig):
         if episodes is not None:
             episodes = math.ceil(episodes / self.processes.count)
         saving: dict[str, Any] = {} if save_trajs_to is None else {"save_trajs_to": save_trajs_to}
-        envs = self._make_envs(make_test_env, training=False)
+        envs = self._make_eval_envs(make_test_env)
         try:
             require_same_spaces(self, envs)
             _, stats = self.interact(
@@ -368,7 +367,7 @@ class Experiment(ExperimentConfig):
 
     def interact(
         self,
-        envs: VectorEnv,
+        envs: VectorEnv | SplitVectorEnv,
         timesteps: int | None,
         hidden_state: Any = None,
         render: bool = False,
@@ -411,12 +410,15 @@ class Experiment(ExperimentConfig):
             assert self.collector is not None
             stats = self.collector.collect(self.epoch, **options)
             return self.collector.hidden_state, stats
+        if isinstance(envs, SplitVectorEnv):
+            raise TypeError("envs is a SplitVectorEnv, which only collection supports: pass a VectorEnv")
         index = self.epoch if section == "val" else self.streams.next_test()
         if save_trajs_to is None and save_on_done and self.dataset is not None:
             save_trajs_to = self.dataset.save_new_trajs_to
-        recorder = make_recorder(
-            self, envs.num_envs, save_trajs_to, self.streams.recorder(), whole_episodes=True
-        )
+        recorder = None
+        if save_trajs_to is not None:
+            rng = self.streams.recorder()
+            recorder = make_recorder(self, envs.num_envs, save_trajs_to, rng, whole_episodes=True)
         try:
             return self.evaluator.evaluate(envs, index, recorder=recorder, **options)
         finally:
@@ -590,21 +592,31 @@ class Experiment(ExperimentConfig):
     def _autocast(self) -> bool:
         return self.mixed_precision == "bf16"
 
-    def _make_envs(
-        self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]], *, training: bool
-    ) -> VectorEnv:
-        """A vector environment of `parallel_actors` rows, with exploration if it is for training."""
-        envs = make_vector_env(
-            self.env_makers(makers),
-            env_mode=self.env_mode,
-            exploration_wrapper_type=cast(Any, self.exploration_wrapper_type) if training else None,
-            seed=self.streams.seed,
-            rank=self.processes.rank,
-            role="env" if training else "eval",
-            mp_context=self.async_env_mp_context,
-            envs_per_worker=self.envs_per_worker,
-            env_timeout=self.env_timeout,
+    def _make_train_envs(self) -> VectorEnv | SplitVectorEnv:
+        options = self._env_options(role="env")
+        options["exploration_wrapper_type"] = self.exploration_wrapper_type
+        if self.double_buffer:
+            return make_split_vector_env(self.env_makers(self.make_train_env), **options)
+        return self._checked_rows(
+            make_vector_env(self.env_makers(self.make_train_env), env_mode=self.env_mode, **options)
         )
+
+    def _make_eval_envs(self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]]) -> VectorEnv:
+        options = self._env_options(role="eval")
+        return self._checked_rows(make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options))
+
+    def _env_options(self, role: str) -> dict[str, Any]:
+        return {
+            "seed": self.streams.seed,
+            "rank": self.processes.rank,
+            "role": role,
+            "mp_context": self.async_env_mp_context,
+            "envs_per_worker": self.envs_per_worker,
+            "env_timeout": self.env_timeout,
+        }
+
+    def _checked_rows(self, envs: VectorEnv) -> VectorEnv:
+        """The environments, if they have `parallel_actors` rows."""
         if envs.num_envs != self.parallel_actors:
             rows = envs.num_envs
             envs.close()

@@ -48,9 +48,9 @@ class RandomStreams:
         self._tests += 1
         return _FIRST_TEST + self._tests
 
-    def recorder(self) -> np.random.Generator:
-        """Generator of the staggered trajectory lengths."""
-        return stream(self.seed, "recorder", self.rank)
+    def recorder(self, index: int = 0) -> np.random.Generator:
+        """Generator of the staggered trajectory lengths of recorder number `index`."""
+        return stream(self.seed, "recorder", self.rank, index)
 
     @contextmanager
     def initializing(self) -> Iterator[None]:

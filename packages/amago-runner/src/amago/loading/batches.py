@@ -7,7 +7,6 @@ batches in order, so that the batches do not depend on the number of workers.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from amago.agent.batch import Batch
-from amago.envs.vector.processes import interrupts_waiting
+from amago.envs.interrupts import defer_interrupts
 from amago.kernels.memory import keep_freed_memory
 from amago.loading.dataset import RLDataset
 from amago.loading.packing import (
@@ -154,7 +153,7 @@ class BatchLoader:
                 multiprocessing_context=self.mp_context,
             )
         # Workers start here, the first time; an interrupt that met a fork would be lost.
-        with interrupts_waiting(multiprocessing.get_context(self.mp_context)):
+        with defer_interrupts():
             self._running = iter(self._loader)
         for message in self._running:
             yield from self._unpacked(message)

@@ -7,10 +7,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.compat import ForwardingWrapper, find_attribute
+from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.registry import Registry
 from amago.envs.seeding import stream
-from amago.hindsight.timestep import Array, Timestep
+from amago.hindsight import Array, Timestep
 
 
 class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
@@ -106,7 +106,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         return result
 
     @classmethod
-    def actions_together(cls, wrappers: Sequence["ExplorationWrapper"], actions: Array) -> Array:
+    def batched_actions(cls, wrappers: Sequence["ExplorationWrapper"], actions: Array) -> Array:
         """What each of n wrappers of this class, all around single environments, makes of its row of `actions`.
 
         Gives what `action` gives for one row after the other. Subclasses may do it quicker, but must draw from

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.exploration.base import ExplorationWrapper, register_exploration
-from amago.hindsight.timestep import Array
+from amago.hindsight import Array
 
 
 @register_exploration("bilevel")
@@ -105,12 +105,12 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         )
 
     @classmethod
-    def actions_together(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
+    def batched_actions(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
         if (
             cls.action is not ExplorationWrapper.action
             or cls.add_exploration_noise is not BilevelEpsilonGreedy.add_exploration_noise
         ):
-            return super().actions_together(wrappers, actions)
+            return super().batched_actions(wrappers, actions)
         greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
         epsilons = _single_epsilons(greedy)
         sizes = greedy[0]._sizes

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.action_codecs import make_action_codec
+from amago.envs.actions import make_action_codec
 
 Array = npt.NDArray[Any]
 

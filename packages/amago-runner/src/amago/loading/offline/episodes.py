@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.spaces import DEFAULT_KEY, ObservationMapper
+from amago.envs.observations import DEFAULT_KEY, ObservationMapper
 from amago.hindsight import FrozenTraj
 from amago.loading.offline.actions import represent_actions
 

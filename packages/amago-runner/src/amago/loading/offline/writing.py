@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.spaces import DEFAULT_KEY
+from amago.envs.observations import DEFAULT_KEY
 from amago.hindsight import FrozenTraj
 from amago.loading.offline.episodes import ENV_NAMES, RL2S, TIME_IDXS
 from amago.loading.offline.sources import HDF5_SUFFIXES, SUFFIXES, import_h5py

@@ -1,7 +1,7 @@
-"""Gin's bindings on their way to worker processes that inherit nothing (spawn, forkserver).
+"""Sends gin's bindings to worker processes that do not inherit them (spawn, forkserver).
 
-gin writes its own config strings without the classes and objects that are bound, so bindings are sent one by one,
-each value pickled. gin's tables have no public accessor, hence `gin.config._REGISTRY` and `gin.config._CONFIG`.
+gin's own config strings omit bound classes and objects, so bindings are sent one by one, each value pickled. gin's
+tables have no public accessor, hence `gin.config._REGISTRY` and `gin.config._CONFIG`.
 """
 
 import pickle
@@ -13,20 +13,20 @@ from typing import Any
 import gin
 import gin.config
 
-# Networks, agents and experiments do not run in workers, and importing them costs seconds.
+# Not used in workers, and importing them costs seconds.
 _NOT_IN_WORKERS = ("amago.nets", "amago.agent", "amago.experiment", "amago.loading", "amago.utils")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBinding:
-    """One binding.
+    """One gin binding.
 
     Attributes:
-        key: `scope/selector.parameter`, with as much of the selector as tells it from others: a class of the
-            started script is in module `__main__` here and elsewhere in a worker.
+        key: `scope/selector.parameter` with the shortest unique selector, because a class of the started script
+            is in module `__main__` here and in another module in a worker.
         module: where the configurable is defined.
-        text: the value as gin writes it, for references and macros (`@A`, `%A`); else None.
-        pickled: the value; empty if there is a text.
+        text: the value in gin's syntax, for references and macros (`@A`, `%A`); else None.
+        pickled: the value; empty if `text` is given.
     """
 
     key: str
@@ -36,10 +36,10 @@ class SentBinding:
 
 
 def bindings_for_workers() -> list[SentBinding]:
-    """What gin holds and environments may need.
+    """All bindings that environments may need.
 
     Raises:
-        ValueError: a value cannot be pickled; names the binding and what would do.
+        ValueError: a value cannot be pickled.
     """
     registry = gin.config._REGISTRY
     sent: list[SentBinding] = []
@@ -65,7 +65,7 @@ def _is_under(module: str, packages: Iterable[str]) -> bool:
 
 
 def _is_network(configurable: Any) -> bool:
-    """Whether it is a torch module, found out without importing torch."""
+    """Whether it is a torch module, without importing torch."""
     bases = getattr(configurable, "__mro__", ())
     return any(_is_under(base.__module__, ("torch.nn",)) for base in bases)
 
@@ -74,8 +74,8 @@ def _holds_reference(value: Any) -> bool:
     if isinstance(value, gin.config.ConfigurableReference):
         return True
     if isinstance(value, Mapping):
-        return any(_holds_reference(part) for pair in value.items() for part in pair)
-    return isinstance(value, (list, tuple)) and any(_holds_reference(part) for part in value)
+        return any(_holds_reference(item) for pair in value.items() for item in pair)
+    return isinstance(value, (list, tuple)) and any(_holds_reference(item) for item in value)
 
 
 def _pickled(key: str, value: Any) -> bytes:
@@ -89,7 +89,7 @@ def _pickled(key: str, value: Any) -> bytes:
 
 
 def bind_received(bindings: Iterable[SentBinding]) -> None:
-    """Binds in this process what `bindings_for_workers` made in another one, importing what is configured."""
+    """Applies `bindings_for_workers` of another process; imports the modules that they configure."""
     import amago.envs  # noqa: F401 (registers exploration)
 
     with gin.unlock_config():

@@ -1,9 +1,8 @@
-"""The arrays that the rows of a vector environment are written into, in ordinary or in shared memory.
+"""The arrays of a vector environment's step, in ordinary or in shared memory.
 
-Everything that travels in a step stands in one block of memory, so worker processes write their rows in place
-and the main process reads the whole batch without a copy. The block has no name in the file system: it is
-reached through a file descriptor only, and disappears with the last process that holds it, however that
-process ended.
+All arrays of a step lie in one block of memory: worker processes write their rows in place, and the main process
+reads the whole batch without a copy. Shared blocks are anonymous (memfd): they have no name in the file system and
+disappear with the last process that maps them.
 """
 
 import mmap
@@ -14,15 +13,15 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 
-from amago.envs.vector.types import PolicyInput
-from amago.hindsight.timestep import Array
+from amago.envs.vector.base import PolicyInput
+from amago.hindsight import Array
 
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """Shape of one row and dtype of an array of the block."""
+    """Shape of one row and dtype of one array in the block."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -35,8 +34,8 @@ class Field:
 class StepArrays:
     """Views of n consecutive rows of the block; names as in `VectorStep`.
 
-    `policy_actions` (n, ...) is what the policy asked for, all others are what came of it. Rows of
-    `final_obs` and `final_time_idxs` hold what the last finished episode of the row left there.
+    `policy_actions` (n, ...) is the input of a step, all others are its results. Rows of `final_obs` and
+    `final_time_idxs` hold the end of the row's last finished episode. `only_reset` marks `VectorStep.reset_rows`.
     """
 
     obs: dict[str, Array]
@@ -61,7 +60,7 @@ class StepArrays:
         )
 
     def policy_input(self) -> PolicyInput:
-        """What a policy reads, as views."""
+        """The input of the policy, as views."""
         return PolicyInput(obs=self.obs, rl2s=self.rl2s, time_idxs=self.time_idxs)
 
 
@@ -81,7 +80,7 @@ _PLAIN_FIELDS = (
 def layout(
     observation_space: gym.spaces.Dict, rl2_space: gym.spaces.Box, action_space: gym.Space[object]
 ) -> dict[str, Field]:
-    """The arrays that environments with these spaces fill."""
+    """The arrays that environments with these spaces fill, by name."""
     width = rl2_space.shape[0] - 1
     fields = {
         "rl2s": Field(shape=(1 + width,), dtype="float32"),
@@ -97,10 +96,10 @@ def layout(
     for key, space in observation_space.spaces.items():
         if space.shape is None or space.dtype is None:
             raise TypeError(
-                f"observation {key!r} has the space {space}, which is no array; AMAGOEnv maps it to arrays"
+                f"observation {key!r} has the space {space}, which has no shape; AMAGOEnv maps it to arrays"
             )
-        for part in ("obs", "final_obs"):
-            fields[f"{part}/{key}"] = Field(shape=space.shape, dtype=np.dtype(space.dtype).str)
+        for prefix in ("obs", "final_obs"):
+            fields[f"{prefix}/{key}"] = Field(shape=space.shape, dtype=np.dtype(space.dtype).str)
     return fields
 
 
@@ -117,7 +116,7 @@ def policy_action_field(action_space: gym.Space[object]) -> Field:
     raise TypeError(f"action space must be Discrete, MultiDiscrete, MultiBinary or Box, got {action_space}")
 
 
-def block_size(fields: dict[str, Field], num_rows: int) -> int:
+def required_bytes(fields: dict[str, Field], num_rows: int) -> int:
     """Bytes of the block that holds `num_rows` rows of every field."""
     return sum(_aligned(field.row_bytes() * num_rows) for field in fields.values()) or ALIGNMENT
 
@@ -127,21 +126,21 @@ def _aligned(size: int) -> int:
 
 
 def carve(fields: dict[str, Field], num_rows: int, block: mmap.mmap | bytearray) -> StepArrays:
-    """The arrays inside a block of `block_size(fields, num_rows)` bytes."""
+    """The arrays inside a block of `required_bytes(fields, num_rows)` bytes."""
     arrays: dict[str, Array] = {}
     offset = 0
     for name, field in fields.items():
         arrays[name] = np.ndarray((num_rows, *field.shape), np.dtype(field.dtype), block, offset)
         offset += _aligned(field.row_bytes() * num_rows)
     obs, final_obs = (
-        {name[len(part) :]: array for name, array in arrays.items() if name.startswith(part)}
-        for part in ("obs/", "final_obs/")
+        {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+        for prefix in ("obs/", "final_obs/")
     )
     return StepArrays(obs=obs, final_obs=final_obs, **{name: arrays[name] for name in _PLAIN_FIELDS})
 
 
 def open_shared_block(size: int) -> int:
-    """A descriptor of new, zeroed, nameless memory that processes can map; the caller closes it."""
+    """The file descriptor of new, zeroed, anonymous memory that processes can map; the caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("amago-envs")
     else:

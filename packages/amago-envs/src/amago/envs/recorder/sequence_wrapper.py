@@ -1,6 +1,6 @@
-"""SequenceWrapper and EnvCreator: environments that record themselves, one by one.
+"""SequenceWrapper and EnvCreator: single environments that record themselves.
 
-Thin adapters over `TrajectoryRecorder` for code that steps an `AMAGOEnv` without a vector environment.
+Adapters over `TrajectoryRecorder` for code that steps an `AMAGOEnv` without a vector environment.
 E = environments behind the AMAGOEnv.
 """
 
@@ -14,14 +14,17 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv, StepResult
-from amago.envs.compat import ForwardingWrapper, find_attribute
-from amago.envs.metrics import ReturnHistory, SpecialMetricHistory, extract_metrics
-from amago.envs.recorder.lengths import PieceLength
-from amago.envs.recorder.recorder import TrajectoryRecorder
+from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
+from amago.envs.metrics import (
+    ReturnHistory,
+    SpecialMetricHistory,
+    extract_metrics,
+    extract_vector_metrics,
+)
+from amago.envs.recorder.recorder import SegmentLength, TrajectoryRecorder
 from amago.envs.seeding import stream
-from amago.envs.vector.self_resetting import reported_metrics
-from amago.envs.vector.types import PolicyInput, VectorStep
-from amago.hindsight.timestep import Array, Timestep
+from amago.envs.vector.base import PolicyInput, VectorStep
+from amago.hindsight import Array, Timestep
 
 
 class SequenceWrapper(ForwardingWrapper):
@@ -29,9 +32,8 @@ class SequenceWrapper(ForwardingWrapper):
 
     Args:
         env: an AMAGOEnv, with or without exploration around it.
-        save_trajs_to: folder of the files; None keeps nothing.
-        save_every: (low, high), bounds from which the length of each file is drawn; None writes whole
-            episodes.
+        save_trajs_to: folder of the files; None writes nothing.
+        save_every: (low, high), bounds of the random length of each file; None writes whole episodes.
         save_trajs_as: "npz", "npz-compressed" or "traj".
 
     Attributes:
@@ -39,7 +41,7 @@ class SequenceWrapper(ForwardingWrapper):
         success_history: metrics that the environment reported.
 
     Raises:
-        ValueError: for an unknown format, or bounds that are no lengths.
+        ValueError: for an unknown format, or invalid bounds.
     """
 
     def __init__(
@@ -59,28 +61,28 @@ class SequenceWrapper(ForwardingWrapper):
             save_len=math.inf,
             max_seq_len=1,
             rng=self._rng,
-            # Dozens of these may share a folder, and then two have probably drawn the same writer_id.
+            # Dozens of these may share a folder, so that two probably have the same writer_id.
             first_number=int(self._rng.integers(1 << 16)),
         )
         if save_every is not None:
-            self.recorder.piece_length = PieceLength(*save_every)
+            self.recorder.segment_length = SegmentLength(*save_every)
         self._timestep: Timestep | None = None
         self._names: list[str] = []
         self.reset_stats()
 
     def reset_stats(self) -> None:
-        """Forgets the returns and metrics of finished episodes."""
+        """Removes the returns and metrics of finished episodes."""
         self.return_history = ReturnHistory(self.env_name)
         self.success_history = SpecialMetricHistory(self.env_name)
 
     def random_traj_length(self) -> int:
-        """The length of a piece, drawn as the recorder draws it."""
-        return int(self.recorder.piece_length.draw(self._rng, 1)[0])
+        """A random length of a file, from the distribution that the recorder uses."""
+        return int(self.recorder.segment_length.sample(self._rng, 1)[0])
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Timestep, dict[str, Any]]:
-        """Starts an episode and writes the unfinished one; a seed also fixes the lengths of pieces."""
+        """Starts an episode and writes the unfinished one; a seed also fixes the lengths of files."""
         if seed is not None:
             self._rng.bit_generator.state = stream(seed, "recorder").bit_generator.state
         timestep, info = self.env.reset(seed=seed, options=options)
@@ -126,7 +128,7 @@ class SequenceWrapper(ForwardingWrapper):
 
     def _metrics(self, info: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
         if self.batched_envs > 1:
-            return reported_metrics(info, self.batched_envs)
+            return extract_vector_metrics(info, self.batched_envs)
         return [(0, extract_metrics(info))]
 
     def _keep_statistics(
@@ -148,12 +150,12 @@ class SequenceWrapper(ForwardingWrapper):
         return {key: array[done_rows] for key, array in timestep.obs.items()}
 
     def finish_active_traj(self, idx: int, new_init_timestep: Timestep) -> None:
-        """Hands over the piece of row `idx`; its next one begins with that row of `new_init_timestep`."""
+        """Queues the segment of row `idx` for writing; the next one begins with `new_init_timestep`."""
         self.recorder.cut([idx])
         self.recorder.replace_current(idx, _policy_input(new_init_timestep))
 
     def save_finished_trajs(self) -> None:
-        """Waits until every finished piece is on disk; raises TrajectoryWriteError if a write fails."""
+        """Waits until every finished segment is on disk; raises TrajectoryWriteError if a write fails."""
         self.recorder.flush()
 
     @property
@@ -173,7 +175,7 @@ class SequenceWrapper(ForwardingWrapper):
 
     @property
     def current_timestep(self) -> Timestep:
-        """What the policy acts on next; raises RuntimeError before the first reset."""
+        """The timestep that the policy acts on next; raises RuntimeError before the first reset."""
         if self._timestep is None:
             raise RuntimeError("there is no timestep before the first reset: call reset() first")
         return self._timestep
@@ -185,7 +187,7 @@ class SequenceWrapper(ForwardingWrapper):
         return name
 
     def close(self) -> None:
-        """Writes what is unfinished and closes the environment, whether or not it could be written.
+        """Writes unfinished segments and closes the environment, even if a write fails.
 
         Raises:
             TrajectoryWriteError: if a file could not be written.
@@ -204,12 +206,12 @@ def _policy_input(timestep: Timestep) -> PolicyInput:
 
 @dataclass(slots=True)
 class EnvCreator:
-    """Makes recording environments: a callable that can be sent to other processes if `make_env` can.
+    """Makes recording environments; picklable if `make_env` is.
 
     Args:
         make_env: makes an AMAGOEnv.
-        exploration_wrapper_type: put around it; None for none.
-        save_trajs_to: folder of the files; None keeps nothing.
+        exploration_wrapper_type: wrapped around it, or None.
+        save_trajs_to: folder of the files; None writes nothing.
         save_every_low, save_every_high: bounds of the files' lengths; both None write whole episodes.
         save_trajs_as: "npz", "npz-compressed" or "traj".
     """

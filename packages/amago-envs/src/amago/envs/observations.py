@@ -1,4 +1,4 @@
-"""Observation spaces of every kind as a flat dict of arrays, which is all that policies and buffers see.
+"""Observations: any observation space mapped to a flat dict of arrays, the form of policies and buffers.
 
 Nested Dicts join their keys with "/", Tuples use "0", "1", ..., and anything else is called "observation".
 Discrete and MultiDiscrete observations become one-hot float32; arrays keep their dtype.
@@ -12,25 +12,25 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight.timestep import Array
+from amago.hindsight import Array
 
 Space = gym.spaces.Space[Any]
 DEFAULT_KEY = "observation"
 
 
 class ObservationMapper:
-    """Turns an environment's observations into `{key: (E, *shape) array}` that shares no memory with them.
+    """Maps an environment's observations to `{key: (E, *shape) array}` that shares no memory with them.
 
     Args:
         space: the observation space of one environment.
         batched_envs: E; observations carry the leading axis E if it is more than 1.
 
     Attributes:
-        space: the flat Dict of Boxes that the result lives in, without the axis E.
+        space: the flat Dict of Boxes of the result, without the axis E.
 
     Raises:
         TypeError: for a space without a fixed shape (Text, Sequence, Graph, ...).
-        ValueError: if two parts of the space get the same key.
+        ValueError: if two leaves of the space get the same key.
     """
 
     def __init__(self, space: Space, batched_envs: int) -> None:
@@ -40,7 +40,7 @@ class ObservationMapper:
             key = "/".join(str(step) for step in path) or DEFAULT_KEY
             if key in boxes:
                 raise ValueError(
-                    f"two parts of the observation space get the key {key!r}; rename one: {space}"
+                    f"two leaves of the observation space get the key {key!r}; rename one: {space}"
                 )
             leaf = _make_leaf(key, leaf_space, batched_envs)
             boxes[key] = leaf.box
@@ -48,7 +48,7 @@ class ObservationMapper:
         if not boxes:
             raise ValueError(f"the observation space {space} is empty; it needs at least one array")
         self.space = gym.spaces.Dict(boxes)
-        # Dict sorts its keys in some releases; one order everywhere keeps files and shared memory comparable.
+        # Dict sorts its keys in some releases; files and shared memory need one order.
         self._leaves.sort(key=lambda leaf: list(self.space.spaces).index(leaf[0]))
 
     def __call__(self, observation: Any) -> dict[str, Array]:
@@ -56,18 +56,18 @@ class ObservationMapper:
 
         Raises:
             ValueError: if an array has another shape than the space says, or values that its dtype cannot hold.
-            KeyError, IndexError: if a part of the observation is missing.
+            KeyError, IndexError: if a leaf of the observation is missing.
         """
         arrays: dict[str, Array] = {}
         for key, path, leaf in self._leaves:
-            part = observation
+            value = observation
             for step in path:
-                part = part[step]
-            arrays[key] = leaf(part)
+                value = value[step]
+            arrays[key] = leaf(value)
         return arrays
 
     def into(self, targets: Mapping[str, Array]) -> Callable[[Any], None]:
-        """A function that maps an observation straight into `targets`, arrays (E, *shape) by key."""
+        """A function that maps an observation into `targets`, arrays (E, *shape) by key."""
         if len(self._leaves) == 1 and not self._leaves[0][1]:
             key, _, only_leaf = self._leaves[0]
             return only_leaf.into(targets[key])
@@ -75,19 +75,19 @@ class ObservationMapper:
 
         def write(observation: Any) -> None:
             for path, write_leaf in writers:
-                part = observation
+                value = observation
                 for step in path:
-                    part = part[step]
-                write_leaf(part)
+                    value = value[step]
+                write_leaf(value)
 
         return write
 
 
 def _flatten(space: Space, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Space]]:
     if isinstance(space, gym.spaces.Dict):
-        return [leaf for key, part in space.spaces.items() for leaf in _flatten(part, (*path, key))]
+        return [leaf for key, child in space.spaces.items() for leaf in _flatten(child, (*path, key))]
     if isinstance(space, gym.spaces.Tuple):
-        return [leaf for index, part in enumerate(space.spaces) for leaf in _flatten(part, (*path, index))]
+        return [leaf for index, child in enumerate(space.spaces) for leaf in _flatten(child, (*path, index))]
     return [(path, space)]
 
 
@@ -98,21 +98,21 @@ class _Leaf:
         self.key = key
         self.box = box
         self._dtype = np.dtype(box.dtype)
-        self._part_shape = shape if batched_envs == 1 else (batched_envs, *shape)
+        self._value_shape = shape if batched_envs == 1 else (batched_envs, *shape)
         self._shape = (batched_envs, *box.shape)
 
-    def __call__(self, part: Any) -> Array:
+    def __call__(self, value: Any) -> Array:
         copied = np.empty(self._shape, dtype=self._dtype)
-        self.into(copied)(part)
+        self.into(copied)(value)
         return copied
 
     def into(self, target: Array) -> Callable[[Any], None]:
-        """A function that copies a part into `target` (E, *shape)."""
-        rows = target.reshape(self._part_shape)  # a view, as it only drops or adds axes of length 1
-        shape, dtype = self._part_shape, self._dtype
+        """A function that copies a value into `target` (E, *shape)."""
+        rows = target.reshape(self._value_shape)  # a view, as it only drops or adds axes of length 1
+        shape, dtype = self._value_shape, self._dtype
 
-        def write(part: Any) -> None:
-            array = part if type(part) is np.ndarray else np.asarray(part)
+        def write(value: Any) -> None:
+            array = value if type(value) is np.ndarray else np.asarray(value)
             if array.shape != shape:
                 raise ValueError(
                     f"observation {self.key!r} has shape {array.shape}, and its space says {shape}; "
@@ -149,8 +149,8 @@ class _OneHotLeaf:
         self._offsets = np.concatenate(([0], np.cumsum(self._sizes)[:-1]))
         self._row_numbers = np.arange(batched_envs)[:, None]
 
-    def __call__(self, part: Any) -> Array:
-        array = np.asarray(part)
+    def __call__(self, value: Any) -> Array:
+        array = np.asarray(value)
         if array.size != self._batched_envs * self._sizes.size:
             raise ValueError(
                 f"observation {self.key!r} has shape {array.shape}; its space holds {self._sizes.size} discrete "
@@ -158,16 +158,16 @@ class _OneHotLeaf:
             )
         values = array.reshape(self._batched_envs, -1).astype(np.int64) - self._start
         if (values < 0).any() or (values >= self._sizes).any():
-            raise ValueError(f"observation {self.key!r} is {array.tolist()}, outside of its discrete space")
+            raise ValueError(f"observation {self.key!r} is {array.tolist()}, outside its discrete space")
         one_hots = np.zeros((self._batched_envs, *self.box.shape), dtype=np.float32)
         one_hots[self._row_numbers, values + self._offsets] = 1.0
         return one_hots
 
     def into(self, target: Array) -> Callable[[Any], None]:
-        """A function that writes a part's one-hots into `target` (E, *shape)."""
+        """A function that writes a value's one-hots into `target` (E, *shape)."""
 
-        def write(part: Any) -> None:
-            target[...] = self(part)
+        def write(value: Any) -> None:
+            target[...] = self(value)
 
         return write
 
@@ -188,16 +188,16 @@ def _make_leaf(key: str, space: Space, batched_envs: int) -> Any:
         )
         return _Leaf(key, box, batched_envs, tuple(space.shape))
     raise TypeError(
-        f"the part {key!r} of the observation space is {space}, which has no fixed shape: observations are made "
-        "of Box, Discrete, MultiDiscrete and MultiBinary, in any nesting of Dict and Tuple. An ObservationWrapper "
-        "can turn others into arrays"
+        f"observation {key!r} has the space {space}, which has no fixed shape: observation spaces may be Box, "
+        "Discrete, MultiDiscrete and MultiBinary, in any nesting of Dict and Tuple. An ObservationWrapper can "
+        "convert others"
     )
 
 
 def space_convert(gym_space: Any) -> Space:
     """A gymnasium space equal to one of the older gym library, or of any library with the same class names.
 
-    A gymnasium space is returned as it is. Only names and attributes are looked at, so gym need not be installed.
+    A gymnasium space is returned as it is. Only class names and attributes are used, so gym need not be installed.
 
     Raises:
         TypeError: for a space of another kind.
@@ -218,12 +218,12 @@ def _members(container: Any) -> Any:
 
 def _convert_dict(space: Any) -> Space:
     members: Mapping[str, Any] = _members(space)
-    return gym.spaces.Dict({key: space_convert(part) for key, part in members.items()})
+    return gym.spaces.Dict({key: space_convert(child) for key, child in members.items()})
 
 
 def _convert_tuple(space: Any) -> Space:
     members: Sequence[Any] = _members(space)
-    return gym.spaces.Tuple([space_convert(part) for part in members])
+    return gym.spaces.Tuple([space_convert(child) for child in members])
 
 
 _CONVERTERS: dict[str, Callable[[Any], Space]] = {
@@ -240,7 +240,7 @@ def extend_box_obs_space_by(space: gym.spaces.Box, by: int, low: float, high: fl
     """A vector Box with `by` more numbers at its end, each in [low, high], and the same dtype.
 
     Raises:
-        ValueError: if the space is no vector, or `by` is negative.
+        ValueError: if the space is not a vector, or `by` is negative.
     """
     if len(space.shape) != 1:
         raise ValueError(f"space has shape {space.shape}; only a vector, of shape (n,), can be extended")

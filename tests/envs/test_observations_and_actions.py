@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from amago.envs.action_codecs import make_action_codec
+from amago.envs.actions import make_action_codec
 from amago.envs.env_utils import (
     ContinuousActionWrapper,
     DiscreteActionWrapper,
@@ -13,7 +13,7 @@ from amago.envs.env_utils import (
     extend_box_obs_space_by,
     space_convert,
 )
-from amago.envs.spaces import ObservationMapper
+from amago.envs.observations import ObservationMapper
 
 UNBOUNDED = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -64,7 +64,7 @@ def test_discrete_observations_are_one_hot_from_their_start():
     mapper = ObservationMapper(spaces.Discrete(4, start=-2), batched_envs=1)
     np.testing.assert_array_equal(mapper(-2)["observation"], [[1, 0, 0, 0]])
     np.testing.assert_array_equal(mapper(np.int64(1))["observation"], [[0, 0, 0, 1]])
-    with pytest.raises(ValueError, match="outside of its discrete space"):
+    with pytest.raises(ValueError, match="outside its discrete space"):
         mapper(2)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy
 from amago.envs.vector import EnvWorkerError, make_vector_env
-from amago.envs.vector.singles import can_step_together
+from amago.envs.vector.batched_stepper import can_be_batched
 
 ACTION_SPACES = {
     "discrete": gym.spaces.Discrete(5, start=2),
@@ -108,12 +108,12 @@ def test_a_batch_gives_what_the_environments_give_one_by_one(space, exploration)
 
 def test_environments_that_differ_are_stepped_one_by_one():
     plain = [AMAGOEnv(Echo(gym.spaces.Discrete(3))) for _ in range(2)]
-    assert can_step_together(plain)
-    assert can_step_together([EpsilonGreedy(env) for env in plain])
-    assert not can_step_together(plain[:1])
-    assert not can_step_together([plain[0], AMAGOEnv(Echo(gym.spaces.Discrete(3, start=1)))])
-    assert not can_step_together([OwnStep(env.env) for env in plain])
-    assert not can_step_together([plain[0], EpsilonGreedy(plain[1])])
+    assert can_be_batched(plain)
+    assert can_be_batched([EpsilonGreedy(env) for env in plain])
+    assert not can_be_batched(plain[:1])
+    assert not can_be_batched([plain[0], AMAGOEnv(Echo(gym.spaces.Discrete(3, start=1)))])
+    assert not can_be_batched([OwnStep(env.env) for env in plain])
+    assert not can_be_batched([plain[0], EpsilonGreedy(plain[1])])
 
 
 def test_the_environment_of_a_wrong_action_is_named():

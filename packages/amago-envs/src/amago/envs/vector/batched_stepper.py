@@ -1,8 +1,8 @@
-"""Steps single environments as a batch: one after the other, but with everything around them done once for all.
+"""BatchedStepper: steps single environments one after the other, with all work around them done in batches.
 
-At a microsecond or two per environment, checking an action, scaling it, drawing noise and filling arrays of one
-number each would cost several times what stepping does. The results are those of the environments' own `step`, to
-the bit.
+Checking an action, scaling it, drawing noise and filling arrays of one number would cost several times as much as
+the step of an environment that takes a microsecond or two. The results are bit for bit those of the environments'
+own `step`.
 
 n = environments, K = numbers in a policy action, A = width of the action representation.
 """
@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from amago.envs.action_codecs import DiscreteCodec, make_action_codec
+from amago.envs.actions import DiscreteCodec, make_action_codec
 from amago.envs.amago_env import AMAGOEnv, single_value
 from amago.envs.exploration.base import ExplorationWrapper
-from amago.envs.vector.buffers import StepArrays
-from amago.hindsight.timestep import Array
+from amago.envs.vector.shared_arrays import StepArrays
+from amago.hindsight import Array
 
 
-def can_step_together(envs: Sequence[Any]) -> bool:
-    """Whether `SingleEnvs` may step these, each an AMAGOEnv or an exploration wrapper around one.
+def can_be_batched(envs: Sequence[Any]) -> bool:
+    """Whether `BatchedStepper` may step these, each an AMAGOEnv or an exploration wrapper around one.
 
-    It may unless they hold several rows, differ in their action space or kind of exploration, or are of a class
-    that defines steps or action representations of its own.
+    It may not if they hold several rows, differ in action space or exploration class, or override `step` or
+    `make_action_rep`.
     """
     if len(envs) < 2 or len({type(env) for env in envs}) > 1:
         return False
@@ -44,8 +44,8 @@ def _is_plain(env: Any) -> bool:
     )
 
 
-class SingleEnvs:
-    """n environments for which `can_step_together` holds.
+class BatchedStepper:
+    """Steps n environments for which `can_be_batched` holds.
 
     Args:
         envs: AMAGOEnvs or exploration wrappers around them.
@@ -62,7 +62,7 @@ class SingleEnvs:
         if isinstance(envs[0], ExplorationWrapper):
             self._explorers = list(envs)
         self._envs: list[AMAGOEnv] = [env.env for env in envs] if self._explorers else list(envs)
-        # Asking the environment itself saves a call, if nobody overrides what stands between.
+        # Calling the environment itself saves a call if `inner_step` is not overridden.
         self._step_env: list[Callable[[Any], Any]] = [
             env.env.step if type(env).inner_step is AMAGOEnv.inner_step else env.inner_step
             for env in self._envs
@@ -76,43 +76,37 @@ class SingleEnvs:
         self._rewards: list[Any] = [0.0] * num_envs
         self._terminated: list[Any] = [False] * num_envs
         self._truncated: list[Any] = [False] * num_envs
-        self._env_actions: Any = None
 
-    def take(self, actions: Array) -> None:
-        """Takes the policy's actions (n, K) for the next step; exploration adds its noise."""
-        if self._explorers:
-            actions = type(self._explorers[0]).actions_together(self._explorers, actions)
-        self._env_actions = self._checked(actions)
-
-    def step(self, rows: slice, arrays: StepArrays) -> list[tuple[int, dict[str, Any]]]:
-        """Steps some environments with the actions that were taken, and fills their rows, except for `rl2s`.
+    def step(self, actions: Array) -> list[tuple[int, dict[str, Any]]]:
+        """Steps every environment, after exploration noise, and fills all arrays except `rl2s`.
 
         Args:
-            rows: which ones.
-            arrays: those rows.
+            actions: (n, K) of the policy.
 
         Returns:
             (row, info) where info is not empty.
         """
-        env_actions = self._env_actions
+        if self._explorers:
+            actions = type(self._explorers[0]).batched_actions(self._explorers, actions)
+        env_actions = self._checked(actions)
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
-        step_envs, write_obs, infos = self._step_env, self._write_obs, []
-        for row in range(rows.start, rows.stop):
+        write_obs, infos = self._write_obs, []
+        for row, step_env in enumerate(self._step_env):
             self.active = row
-            result = step_envs[row](env_actions[row])
+            result = step_env(env_actions[row])
             if type(result) is not tuple or len(result) != 5:
-                result = self._envs[row].step_parts(result)
+                result = self._envs[row].check_step_result(result)
             obs, rewards[row], terminated[row], truncated[row], info = result
             write_obs[row](obs)
             if info:
                 infos.append((row, info))
-        for explorer in self._explorers[rows]:
+        for explorer in self._explorers:
             explorer.count_step()
-        self._fill(rows, arrays)
+        self._fill()
         return infos
 
     def _checked(self, actions: Array) -> Any:
-        """Notes the actions and returns them as the environments receive them, one entry each."""
+        """Writes the action representations; returns the actions as the environments receive them."""
         codec = self._codec
         try:
             checked = codec.check(actions)
@@ -125,22 +119,22 @@ class SingleEnvs:
         env_actions = codec.to_env(checked)
         return env_actions.tolist() if isinstance(codec, DiscreteCodec) else env_actions
 
-    def _fill(self, rows: slice, arrays: StepArrays) -> None:
+    def _fill(self) -> None:
+        arrays = self._arrays
         arrays.time_idxs += 1
         for name, array, values in (
-            ("reward", arrays.rewards, self._rewards[rows]),
-            ("terminated", arrays.terminated, self._terminated[rows]),
-            ("truncated", arrays.truncated, self._truncated[rows]),
+            ("reward", arrays.rewards, self._rewards),
+            ("terminated", arrays.terminated, self._terminated),
+            ("truncated", arrays.truncated, self._truncated),
         ):
             try:
                 array[:] = values
             except (ValueError, TypeError):
                 # Some environments return arrays of one number.
-                for i, value in enumerate(values):
-                    self.active = rows.start + i
-                    array[i] = single_value(name, value, array.dtype)
+                for row, value in enumerate(values):
+                    self.active = row
+                    array[row] = single_value(name, value, array.dtype)
         finite = np.isfinite(arrays.rewards)
         if not finite.all():
-            i = int(finite.argmin())
-            self.active = row = rows.start + i
-            self._envs[row].raise_nonfinite(self._rewards[row], arrays.time_idxs[i : i + 1])
+            self.active = row = int(finite.argmin())
+            self._envs[row].raise_nonfinite(self._rewards[row], arrays.time_idxs[row : row + 1])

@@ -1,4 +1,4 @@
-"""Actions, in the three forms they take: what the policy gives, what is recorded, what the environment takes.
+"""Actions in three forms: the policy's, the recorded representation, and the environment's.
 
 | environment's space | policy's space, its actions      | representation (float32)      | environment receives   |
 |---------------------|----------------------------------|-------------------------------|------------------------|
@@ -10,26 +10,29 @@
 E = environments behind one AMAGOEnv, A = width of the representation. A batched environment receives arrays with
 the leading axis E, an unbatched one (E = 1) without it.
 
-This is on the path of every step, with arrays of a few numbers, where numpy's cost is per call: hence
-`np.count_nonzero` in place of `.any()` and `.all()`, which take ten times as long there.
+These functions run in every step on arrays of a few numbers, where numpy's cost is per call: hence
+`np.count_nonzero` in place of `.any()` and `.all()`, which take ten times as long.
+
+The wrappers at the end are for plain gymnasium environments that are used without AMAGOEnv.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.hindsight.timestep import Array
+from amago.envs.gymnasium_compat import ForwardingWrapper
+from amago.hindsight import Array
 
 Space = gym.spaces.Space[Any]
 
 
 class ActionCodec(ABC):
-    """Checks policy actions and turns them into the other two forms.
+    """Checks policy actions and converts them into the other two forms.
 
-    `check` comes first; what it returns goes into `to_env` and `represent`.
+    `to_env` and `represent` take the result of `check`.
 
     Attributes:
         policy_space: the space that the policy acts in.
@@ -44,15 +47,15 @@ class ActionCodec(ABC):
 
     @abstractmethod
     def check(self, action: Any) -> Any:
-        """The action in a plain form; raises ValueError or TypeError that says what is wrong with it."""
+        """The action in a canonical form; raises ValueError or TypeError if it is not in `policy_space`."""
 
     @abstractmethod
     def to_env(self, checked: Any) -> Any:
-        """What the environment's `step` receives."""
+        """The action for the environment's `step`."""
 
     @abstractmethod
     def represent(self, checked: Any) -> npt.NDArray[np.float32]:
-        """What is recorded and fed back to the policy: (E, A) float32, freshly allocated."""
+        """The representation that is recorded and fed back to the policy: (E, A) float32, newly allocated."""
 
     def _rows(self, action: Any, width: int) -> Array:
         array = np.asarray(action)
@@ -70,17 +73,17 @@ class ActionCodec(ABC):
             return array.astype(np.int64, copy=False)
         if not np.array_equal(np.rint(array), array):
             raise ValueError(
-                f"action {array.tolist()} is not made of whole numbers, which {self.policy_space} takes"
+                f"action {array.tolist()} has fractions; {self.policy_space} takes whole numbers"
             )
         return array.astype(np.int64)
 
     def _out_of_range(self, checked: Any) -> ValueError:
         shown = checked.tolist() if isinstance(checked, np.ndarray) else checked
-        return ValueError(f"action {shown} is outside of the policy's action space {self.policy_space}")
+        return ValueError(f"action {shown} is outside the policy's action space {self.policy_space}")
 
 
 class DiscreteCodec(ActionCodec):
-    """One of n actions. The plain form is a Python int for one environment and an int64 array (E,) for several."""
+    """One of n actions. The canonical form is an int for one environment, an int64 array (E,) for several."""
 
     def __init__(self, space: gym.spaces.Discrete, batched_envs: int) -> None:
         super().__init__(batched_envs)
@@ -95,7 +98,7 @@ class DiscreteCodec(ActionCodec):
                 item = action.item()
             except (AttributeError, ValueError):
                 item = self._rows(action, 1).item()
-            # True and False are ints as well, but as an index they would mark all choices or none.
+            # bool is a subclass of int, but as an index it would be a mask.
             index = int(item) if isinstance(item, int) else self._whole_number(item)
             if not 0 <= index < self.width:
                 raise self._out_of_range(index)
@@ -107,7 +110,9 @@ class DiscreteCodec(ActionCodec):
 
     def _whole_number(self, item: Any) -> int:
         if not isinstance(item, float) or not item.is_integer():
-            raise ValueError(f"action {item!r} is not a whole number, which {self.policy_space} takes")
+            raise ValueError(
+                f"action {item!r} is not a whole number; {self.policy_space} takes whole numbers"
+            )
         return int(item)
 
     def to_env(self, checked: Any) -> Any:
@@ -123,7 +128,7 @@ class DiscreteCodec(ActionCodec):
 
 
 class MultiDiscreteCodec(ActionCodec):
-    """K choices at once, the k-th out of n_k. The plain form is an int64 array (E, K)."""
+    """K choices at once, the k-th out of n_k. The canonical form is an int64 array (E, K)."""
 
     def __init__(self, space: gym.spaces.MultiDiscrete, batched_envs: int) -> None:
         super().__init__(batched_envs)
@@ -154,7 +159,7 @@ class MultiDiscreteCodec(ActionCodec):
 
 
 class MultiBinaryCodec(ActionCodec):
-    """A bits. The plain form is an int8 array (E, A) of zeros and ones."""
+    """A bits. The canonical form is an int8 array (E, A) of zeros and ones."""
 
     def __init__(self, space: gym.spaces.MultiBinary, batched_envs: int) -> None:
         super().__init__(batched_envs)
@@ -177,17 +182,17 @@ class MultiBinaryCodec(ActionCodec):
 
 
 class BoxCodec(ActionCodec):
-    """A numbers in [-1, 1], scaled to the bounds of the environment. The plain form is float32 (E, A).
+    """A numbers in [-1, 1], scaled to the bounds of the environment. The canonical form is float32 (E, A).
 
     Raises:
-        ValueError: if a bound of the space is infinite, or so far from the other that float64 cannot scale to it.
+        ValueError: if a bound of the space is infinite or beyond float32.
     """
 
     def __init__(self, space: gym.spaces.Box, batched_envs: int) -> None:
         super().__init__(batched_envs)
         low = np.asarray(space.low, dtype=np.float64).reshape(-1)
         high = np.asarray(space.high, dtype=np.float64).reshape(-1)
-        # The largest float32 stands for "no bound" in many environments.
+        # Many environments use the largest float32 for "unbounded".
         unbounded = ~(np.abs(low) < np.finfo(np.float32).max) | ~(np.abs(high) < np.finfo(np.float32).max)
         if unbounded.any():
             raise ValueError(
@@ -207,7 +212,7 @@ class BoxCodec(ActionCodec):
 
     def check(self, action: Any) -> npt.NDArray[np.float32]:
         array = self._rows(action, self.width)
-        # Counted so that NaN fails as well.
+        # Written so that NaN fails as well.
         if np.count_nonzero(np.abs(array) <= 1.0) != array.size:
             raise self._out_of_range(array)
         return array.astype(np.float32, copy=False)
@@ -253,3 +258,53 @@ def make_action_codec(space: Space, batched_envs: int) -> ActionCodec:
         f"the action space {space} is not supported: it must be Discrete, MultiDiscrete, MultiBinary or a bounded "
         "Box. A gymnasium.ActionWrapper can flatten a Dict or Tuple into one of them"
     )
+
+
+class _CodecWrapper(ForwardingWrapper, gym.ActionWrapper):
+    """Takes actions of the codec's policy space.
+
+    Args:
+        env: an unbatched environment.
+
+    Raises:
+        TypeError: if its action space is of another type than the wrapper's.
+        ValueError: for an unbounded Box.
+    """
+
+    space_type: ClassVar[type[gym.spaces.Space[Any]]]
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if not isinstance(env.action_space, self.space_type):
+            raise TypeError(
+                f"{type(self).__name__} is for {self.space_type.__name__} action spaces, and the environment's is "
+                f"{env.action_space}"
+            )
+        super().__init__(env)
+        self._codec = make_action_codec(env.action_space, batched_envs=1)
+        self.action_space = self._codec.policy_space
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Resets the environment; arguments are those of its own `reset`."""
+        return self.env.reset(*args, **kwargs)
+
+    def action(self, action: Any) -> Any:
+        """The environment's form of a policy action; ValueError if it is outside of `action_space`."""
+        return self._codec.to_env(self._codec.check(action))
+
+
+class DiscreteActionWrapper(_CodecWrapper):
+    """Discrete actions counted from 0, as a number or an array of one, for an environment with any `start`."""
+
+    space_type = gym.spaces.Discrete
+
+
+class ContinuousActionWrapper(_CodecWrapper):
+    """A flat vector in [-1, 1], scaled to the bounds and the shape of the environment's Box."""
+
+    space_type = gym.spaces.Box
+
+
+class MultiBinaryActionWrapper(_CodecWrapper):
+    """A flat vector of zeros and ones of any dtype, for an environment that takes int8 bits."""
+
+    space_type = gym.spaces.MultiBinary
