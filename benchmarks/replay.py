@@ -36,7 +36,7 @@ import numpy.typing as npt
 from amago.hindsight import FrozenTraj, save_trajectory, trajectory_filename
 from amago.kernels.memory import keep_freed_memory
 from amago.loading import DiskTrajDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from benchmarks.machine import ROOT, append, describe
 
 RESULTS = Path(__file__).parent / "results" / "replay.csv"
@@ -146,7 +146,7 @@ def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
     """Everything that a row of the results says."""
     keep_freed_memory()
     dataset = DiskTrajDataset(root, "buffer", 10**9, cache_bytes=(512 << 20) if row.cache else 0)
-    fill(row, dataset.fifo.path)
+    fill(row, dataset.fifo_folder)
     dataset.configure(BATCH_SIZE * row.epoch, LENGTH, "none", True)
     began = time.perf_counter()
     dataset.refresh(force=True)
@@ -168,7 +168,7 @@ def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
     while spent < seconds or len(rates) < 3:
         epoch += 1
         if row.page_cache == "cold":
-            drop_from_memory(dataset.fifo.path)
+            drop_from_memory(dataset.fifo_folder)
         began = time.perf_counter()
         for _ in loader.epoch(epoch):
             pass

@@ -60,7 +60,7 @@ def write(root: Path, number: int, seconds: float) -> list[str]:
 def read(root: Path, number: int, seconds: float) -> int:
     """Draws batches and checks every row; an odd number stands for one without a cache and with a worker."""
     from amago.loading import DiskTrajDataset
-    from amago.loading.batches import BatchLoader
+    from amago.loading import BatchLoader
 
     dataset = DiskTrajDataset(root, "dset", 10**6, cache_bytes=0 if number % 2 else 1 << 24)
     dataset.configure(200, 16, "both", False)

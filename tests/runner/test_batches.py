@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from amago.agent.batch import Batch
 from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLData, RLDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 
 
 def load(dataset: RLDataset, workers: int, **options: Any) -> BatchLoader:
@@ -28,7 +28,7 @@ def contents(batches: Iterator[Batch]) -> list[list[float]]:
 @pytest.fixture
 def buffer(make_dataset, fill) -> DiskTrajDataset:
     dataset = make_dataset(items=24)
-    fill(dataset.fifo.path, 10, transitions=[3, 5, 8, 13, 21, 3, 5, 8, 13, 21])
+    fill(dataset.fifo_folder, 10, transitions=[3, 5, 8, 13, 21, 3, 5, 8, 13, 21])
     return dataset
 
 
@@ -68,7 +68,7 @@ def test_workers_see_files_that_came_between_epochs(buffer, fill) -> None:
     loader = load(buffer, 1)
     list(loader.epoch(0))
     buffer.delete()
-    fill(buffer.fifo.path, 3, first=50)
+    fill(buffer.fifo_folder, 3, first=50)
     seen = {batch.obs["observation"][0, 0, 0].item() for batch in loader.epoch(1)}
     loader.close()
     assert seen <= {50.0, 51.0, 52.0}
@@ -168,7 +168,7 @@ def test_new_weights_of_a_mixture_reach_persistent_workers(buffer, tmp_path, fil
     mixture.configure(24, 4, "none", True)
     with pytest.raises(RuntimeError, match="ready"):
         list(load(mixture, 0).epoch(0))
-    fill(online.fifo.path, 2, first=70)
+    fill(online.fifo_folder, 2, first=70)
     mixture.update_dset_weights(0)
     loader = load(mixture, 1)
     assert {batch.obs["observation"][0, 0, 0].item() for batch in loader.epoch(0)} <= {70.0, 71.0}

@@ -25,7 +25,7 @@ from amago.hindsight import (
 )
 from amago.loading import DiskTrajDataset, MixtureOfDatasets, drawing, files, quarantine
 from amago.loading import reader as reading
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.loading.collate import UnlikeSamplesError
 from amago.loading.packing import private_memory
 from amago.utils import AmagoWarning
@@ -128,8 +128,8 @@ def test_a_hostile_file_is_quarantined_at_no_cost(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     dataset: DiskTrajDataset = make_dataset(relabeler=relabeler)
-    fill(dataset.fifo.path, 2)
-    put(dataset.fifo.path, make_traj(5))
+    fill(dataset.fifo_folder, 2)
+    put(dataset.fifo_folder, make_traj(5))
     everything = {path.name for path in tmp_path.iterdir()}
     tracemalloc.start()
     with pytest.warns(AmagoWarning) as caught:
@@ -138,7 +138,7 @@ def test_a_hostile_file_is_quarantined_at_no_cost(
     tracemalloc.stop()
     assert drawn == [{0, 1}] * 3
     assert len(caught) == 1
-    assert len(list(dataset.quarantine.iterdir())) == 1
+    assert len(list(dataset.index.quarantine_folder.iterdir())) == 1
     assert peak < 8 << 20
     assert {path.name for path in tmp_path.iterdir()} == everything, "nothing has run, nothing has come out"
 
@@ -149,8 +149,8 @@ def test_the_windows_of_a_batch_take_no_memory_out_of_proportion(
     """However large the machine is: what one window may take, all windows of the batch may."""
     monkeypatch.setattr(memory_limit, "machine_memory", lambda: 1 << 50)
     dataset = make_dataset(items=40, cache_bytes=0)
-    fill(dataset.fifo.path, 2)
-    bomb(dataset.fifo.path, make_traj(5))
+    fill(dataset.fifo_folder, 2)
+    bomb(dataset.fifo_folder, make_traj(5))
     dataset.set_epoch(0)
     tracemalloc.start()
     with pytest.warns(AmagoWarning, match=r"for one window, .* Read shorter windows") as caught:
@@ -168,20 +168,20 @@ def test_a_file_too_large_to_be_read_whole_is_an_error_with_the_remedy_and_stays
 ) -> None:
     monkeypatch.setattr(memory_limit, "machine_memory", lambda: 1 << 30)
     dataset = make_dataset(items=40, relabeler=lambda traj: traj)
-    fill(dataset.fifo.path, 2)
-    bomb(dataset.fifo.path, make_traj(5))
+    fill(dataset.fifo_folder, 2)
+    bomb(dataset.fifo_folder, make_traj(5))
     dataset.set_epoch(0)
     with pytest.raises(TrajectoryTooLargeError, match=r"env_00000100_1\.npz needs 36\d+ bytes") as caught:
         dataset.draw_batch(0, 40, private_memory)
     assert f"may take {1 << 28}, a quarter of the memory. Read windows of it" in str(caught.value)
-    assert len(list(dataset.fifo.path.iterdir())) == 3
-    assert not dataset.quarantine.exists()
+    assert len(list(dataset.fifo_folder.iterdir())) == 3
+    assert not dataset.index.quarantine_folder.exists()
 
 
 def test_a_second_look_takes_no_more_memory_than_a_piece_of_the_file(make_dataset, make_traj) -> None:
     dataset = make_dataset()
-    bomb(dataset.fifo.path, make_traj(5))
-    dataset.refresh(force=True)
+    bomb(dataset.fifo_folder, make_traj(5))
+    dataset.index.refresh(force=True)
     (file,) = dataset.fifo.ordered
     tracemalloc.start()
     assert not dataset._drawer.quarantine.is_bad(file, CorruptTrajectoryError("seen through a cache"))
@@ -191,37 +191,37 @@ def test_a_second_look_takes_no_more_memory_than_a_piece_of_the_file(make_datase
 
 def test_loader_workers_and_quarantines_go_together(make_dataset, fill, make_traj) -> None:
     dataset = make_dataset(items=40)
-    fill(dataset.fifo.path, 2)
-    header_of_gigabytes(dataset.fifo.path, make_traj(5))
+    fill(dataset.fifo_folder, 2)
+    header_of_gigabytes(dataset.fifo_folder, make_traj(5))
     loader = BatchLoader(dataset, batch_size=10, batches_per_epoch=4, workers=2, device="cpu", seed=0)
     for epoch in range(2):
         assert {n for b in loader.epoch(epoch) for n in b.obs["observation"][:, 0, 0].tolist()} == {0, 1}
     loader.close()
-    assert len(list(dataset.quarantine.iterdir())) == 1
+    assert len(list(dataset.index.quarantine_folder.iterdir())) == 1
 
 
 def test_what_was_quarantined_before_is_not_overwritten(make_dataset, fill) -> None:
     dataset = make_dataset()
     for text in ("first", "second", "third"):
-        (dataset.fifo.path / "notes.txt").write_text(text)
+        (dataset.fifo_folder / "notes.txt").write_text(text)
         with pytest.warns(AmagoWarning, match=r"notes\.txt"):
-            dataset.refresh(force=True)
-    assert sorted(path.read_text() for path in dataset.quarantine.iterdir()) == ["first", "second", "third"]
+            dataset.index.refresh(force=True)
+    assert sorted(path.read_text() for path in dataset.index.quarantine_folder.iterdir()) == ["first", "second", "third"]
 
 
 def test_a_quarantine_that_cannot_be_made_is_no_reason_to_stop(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
-    (dataset.fifo.path / "env_00000100_1.npz").write_bytes(b"")
-    dataset.quarantine.write_text("a file where the folder should be")
+    fill(dataset.fifo_folder, 2)
+    (dataset.fifo_folder / "env_00000100_1.npz").write_bytes(b"")
+    dataset.index.quarantine_folder.write_text("a file where the folder should be")
     with pytest.warns(AmagoWarning, match="cannot be moved"):
         assert numbers(dataset) == {0, 1}
 
 
 def test_a_folder_among_the_oldest_files_does_not_stop_the_deletion(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=2)
-    (dataset.fifo.path / "env_00000100_1.npz").mkdir()
-    fill(dataset.fifo.path, 3)
+    (dataset.fifo_folder / "env_00000100_1.npz").mkdir()
+    fill(dataset.fifo_folder, 3)
     with pytest.warns(AmagoWarning, match="it is a folder"):
         metrics = dataset.on_end_of_collection(None)
     assert metrics["Trajectory Files Deleted"] == 1
@@ -236,39 +236,39 @@ def test_a_stray_file_with_other_arrays_is_quarantined_and_told(
     make_dataset, fill, make_traj, cache_bytes
 ) -> None:
     dataset = make_dataset(items=400, cache_bytes=cache_bytes)
-    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    fill(dataset.fifo_folder, reading.USUAL_FILES + 1)
     for epoch in range(2):
         dataset.set_epoch(epoch)
         dataset.draw_batch(0, 400, private_memory)
     other = make_traj(5, number=99, width=3)
-    save_trajectory(other, dataset.fifo.path / "env_00000100_1", "npz", "env")
+    save_trajectory(other, dataset.fifo_folder / "env_00000100_1", "npz", "env")
     dataset.set_epoch(2)
     with pytest.warns(AmagoWarning, match=r"only one side has actions float32\(2,\), actions float32\(3,\)"):
         batch = dataset.draw_batch(0, 400, private_memory).unpack()
     assert batch.actions.shape[-1] == 2
-    assert [path.name for path in dataset.quarantine.iterdir()] == ["env_00000100_1.npz"]
+    assert [path.name for path in dataset.index.quarantine_folder.iterdir()] == ["env_00000100_1.npz"]
 
 
 def test_a_buffer_of_files_that_do_not_go_together_is_an_error_and_stays(
     make_dataset, fill, make_traj
 ) -> None:
     dataset = make_dataset(items=400)
-    fill(dataset.fifo.path, 4)
+    fill(dataset.fifo_folder, 4)
     for number in range(4, 8):
         name = f"env_0000000{number}_1"
-        save_trajectory(make_traj(5, number, width=3), dataset.fifo.path / name, "npz", "env")
+        save_trajectory(make_traj(5, number, width=3), dataset.fifo_folder / name, "npz", "env")
     dataset.set_epoch(0)
     with pytest.raises(ValueError, match="actions must have one shape and dtype") as caught:
         dataset.draw_batch(0, 400, private_memory)
     for part in ("env_0000000", "actions float32(2,)", "actions float32(3,)", "dset_name"):
         assert part in str(caught.value)
-    assert len(list(dataset.fifo.path.iterdir())) == 8
+    assert len(list(dataset.fifo_folder.iterdir())) == 8
 
 
 def test_files_of_a_mixtures_member_that_do_not_go_together_are_named(make_dataset, fill, make_traj) -> None:
     member = make_dataset(items=400)
-    fill(member.fifo.path, 4)
-    save_trajectory(make_traj(5, 9, width=3), member.fifo.path / "env_00000009_1", "npz", "env")
+    fill(member.fifo_folder, 4)
+    save_trajectory(make_traj(5, 9, width=3), member.fifo_folder / "env_00000009_1", "npz", "env")
     mixture = MixtureOfDatasets([member], [1.0])
     mixture.configure(400, 5, "none", True)
     mixture.set_epoch(0)
@@ -286,8 +286,8 @@ def test_an_error_of_a_relabeler_keeps_its_type_and_is_not_explained_by_the_file
         raise GoalError("the goal lies outside")
 
     dataset = make_dataset(items=400)
-    fill(dataset.fifo.path, 4)
-    save_trajectory(make_traj(5, 9, width=3), dataset.fifo.path / "env_00000009_1", "npz", "env")
+    fill(dataset.fifo_folder, 4)
+    save_trajectory(make_traj(5, 9, width=3), dataset.fifo_folder / "env_00000009_1", "npz", "env")
     dataset.set_epoch(0)
     with pytest.raises(ValueError, match="Files differ"):
         dataset.draw_batch(0, 400, private_memory)
@@ -322,8 +322,8 @@ def test_stray_files_are_passed_over_by_every_loader_worker_from_the_first_batch
     make_dataset, fill, make_traj, mp_context
 ) -> None:
     dataset = make_dataset(1000, items=800)
-    fill(dataset.fifo.path, 2 * reading.USUAL_FILES)
-    strays = fill_with_another_kind(dataset.fifo.path, make_traj, 4)
+    fill(dataset.fifo_folder, 2 * reading.USUAL_FILES)
+    strays = fill_with_another_kind(dataset.fifo_folder, make_traj, 4)
     loader = BatchLoader(
         dataset,
         batch_size=40,
@@ -336,19 +336,19 @@ def test_stray_files_are_passed_over_by_every_loader_worker_from_the_first_batch
     drawn = {n for batch in loader.epoch(0) for n in batch.obs["observation"][:, 0, 0].tolist()}
     loader.close()
     assert len(drawn) > reading.USUAL_FILES
-    assert {path.name for path in dataset.quarantine.iterdir()} == strays
+    assert {path.name for path in dataset.index.quarantine_folder.iterdir()} == strays
 
 
 def test_workers_that_began_with_few_files_hear_what_is_usual_and_forget_strays(
     make_dataset, fill, make_traj
 ) -> None:
     main, worker = make_dataset(1000, items=400), make_dataset(1000, items=400)
-    stray = save_trajectory(make_traj(5, 999, width=3), main.fifo.path / "env_00000fff_1", "npz", "env")
+    stray = save_trajectory(make_traj(5, 999, width=3), main.fifo_folder / "env_00000fff_1", "npz", "env")
     assert main.worker_state() == (None, None)
     worker.load_worker_state(main.worker_state())
     worker.set_epoch(0)
     worker.draw_batch(0, 20, private_memory)
-    fill(main.fifo.path, 2 * reading.USUAL_FILES)
+    fill(main.fifo_folder, 2 * reading.USUAL_FILES)
     main.set_epoch(1)
     worker.load_worker_state(pickle.loads(pickle.dumps(main.worker_state())))
     worker.set_epoch(1)
@@ -360,15 +360,15 @@ def test_workers_that_began_with_few_files_hear_what_is_usual_and_forget_strays(
 
 def test_a_buffer_of_two_kinds_in_equal_parts_has_no_usual_one(make_dataset, fill, make_traj) -> None:
     dataset = make_dataset(1000)
-    fill(dataset.fifo.path, 2 * reading.USUAL_FILES)
-    fill_with_another_kind(dataset.fifo.path, make_traj, 2 * reading.USUAL_FILES)
+    fill(dataset.fifo_folder, 2 * reading.USUAL_FILES)
+    fill_with_another_kind(dataset.fifo_folder, make_traj, 2 * reading.USUAL_FILES)
     dataset.set_epoch(0)
     assert dataset.worker_state() == (None, None)
 
 
 def test_what_is_usual_is_learned_from_few_headers_and_once(make_dataset, fill, monkeypatch) -> None:
     dataset = make_dataset(1000)
-    fill(dataset.fifo.path, 3 * reading.USUAL_FILES)
+    fill(dataset.fifo_folder, 3 * reading.USUAL_FILES)
     dataset.set_epoch(0)
     opened: list[object] = []
     true = reading.opened_trajectory
@@ -385,10 +385,10 @@ def test_many_files_of_another_kind_are_an_error_that_names_both_and_what_to_do(
     make_dataset, fill, make_traj, workers
 ) -> None:
     dataset = make_dataset(1000, items=400)
-    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    fill(dataset.fifo_folder, reading.USUAL_FILES + 1)
     loader = BatchLoader(dataset, batch_size=20, batches_per_epoch=20, workers=workers, device="cpu", seed=0)
     list(loader.epoch(0))
-    new = fill_with_another_kind(dataset.fifo.path, make_traj, 3 * drawing.MOST_STRAYS)
+    new = fill_with_another_kind(dataset.fifo_folder, make_traj, 3 * drawing.MOST_STRAYS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about each file that is moved
         with pytest.raises(RuntimeError) as caught:
@@ -403,42 +403,42 @@ def test_many_files_of_another_kind_are_an_error_that_names_both_and_what_to_do(
         "dset_name",
     ):
         assert part in said
-    assert str(dataset.quarantine) in said
-    moved = {path.name for path in dataset.quarantine.iterdir()}
+    assert str(dataset.index.quarantine_folder) in said
+    moved = {path.name for path in dataset.index.quarantine_folder.iterdir()}
     if workers < 2:
         assert len(moved) == drawing.MOST_STRAYS
     assert drawing.MOST_STRAYS / 2 <= len(moved) <= drawing.MOST_STRAYS, "all workers together"
     assert ("workers as many each" in said) == (workers > 1)
     assert moved < new, "nothing else was moved, and no name changed"
     # The remedy: those that are not wanted leave, the others come back.
-    for path in list(dataset.fifo.path.iterdir()):
+    for path in list(dataset.fifo_folder.iterdir()):
         if path.name not in new:
             path.rename(dataset.dset_root / path.name)
-    for path in list(dataset.quarantine.iterdir()):
-        path.rename(dataset.fifo.path / path.name)
+    for path in list(dataset.index.quarantine_folder.iterdir()):
+        path.rename(dataset.fifo_folder / path.name)
     again = make_dataset(1000, items=400)
     again.set_epoch(0)
     assert again.draw_batch(0, 400, private_memory).unpack().actions.shape[-1] == 3
-    assert {path.name for path in again.fifo.path.iterdir()} == new
+    assert {path.name for path in again.fifo_folder.iterdir()} == new
 
 
 def test_files_come_back_from_the_quarantine_while_the_program_runs(make_dataset, fill, make_traj) -> None:
     dataset = make_dataset(items=100)
-    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    fill(dataset.fifo_folder, reading.USUAL_FILES + 1)
     dataset.set_epoch(0)
     dataset.draw_batch(0, 100, private_memory)
-    (dataset.fifo.path / "env_00000100_1.npz").write_bytes(b"torn")
+    (dataset.fifo_folder / "env_00000100_1.npz").write_bytes(b"torn")
     dataset.set_epoch(1)
     dataset.items_per_epoch = 1000
     with pytest.warns(AmagoWarning, match="torn"):
         dataset.draw_batch(0, 1000, private_memory)
-    dataset.refresh(force=True)
-    path = dataset.quarantine / "env_00000100_1.npz"
-    save_trajectory(make_traj(5, 100), dataset.quarantine / "mended", "npz", "env")
-    path.write_bytes((dataset.quarantine / "mended.npz").read_bytes())  # the same file, in place
-    path.rename(dataset.fifo.path / path.name)
-    dataset.refresh(force=True)
-    assert dataset.fifo.files[path.name].inode == (dataset.fifo.path / path.name).stat().st_ino
+    dataset.index.refresh(force=True)
+    path = dataset.index.quarantine_folder / "env_00000100_1.npz"
+    save_trajectory(make_traj(5, 100), dataset.index.quarantine_folder / "mended", "npz", "env")
+    path.write_bytes((dataset.index.quarantine_folder / "mended.npz").read_bytes())  # the same file, in place
+    path.rename(dataset.fifo_folder / path.name)
+    dataset.index.refresh(force=True)
+    assert dataset.fifo.files[path.name].inode == (dataset.fifo_folder / path.name).stat().st_ino
 
 
 def test_a_reader_that_was_sent_to_another_process_goes_on_with_the_same_arrays(tmp_path, fill) -> None:
@@ -453,10 +453,10 @@ def test_a_reader_that_was_sent_to_another_process_goes_on_with_the_same_arrays(
 
 def test_looser_dtypes_of_other_programs_are_no_strays(make_dataset, fill, make_traj, numbers) -> None:
     dataset = make_dataset(items=800)
-    fill(dataset.fifo.path, reading.USUAL_FILES + 1)
+    fill(dataset.fifo_folder, reading.USUAL_FILES + 1)
     loose = make_traj(5, 99)
     np.savez(
-        dataset.fifo.path / "env_00000100_1.npz", **(loose.to_dict() | {"rews": loose.rews.astype(">f8")})
+        dataset.fifo_folder / "env_00000100_1.npz", **(loose.to_dict() | {"rews": loose.rews.astype(">f8")})
     )
     assert 99 in numbers(dataset)
 
@@ -494,7 +494,7 @@ def test_files_that_are_listed_and_never_there_end_in_an_error_that_says_so(
 ) -> None:
     dataset = make_dataset(relabeler=relabeler)
     for number in range(3):
-        os.symlink(dataset.dset_root / "nowhere", dataset.fifo.path / f"env_0000000{number}_1.npz")
+        os.symlink(dataset.dset_root / "nowhere", dataset.fifo_folder / f"env_0000000{number}_1.npz")
     dataset.set_epoch(0)
     error = within_seconds(lambda: dataset[0], 10.0)
     assert isinstance(error, RuntimeError)
@@ -507,17 +507,17 @@ def test_files_that_never_come_into_sight_do_not_keep_from_those_that_are(
 ) -> None:
     dataset = make_dataset()
     for number in range(10, 40):
-        os.symlink(dataset.dset_root / "nowhere", dataset.fifo.path / f"env_000000{number}_1.npz")
-    fill(dataset.fifo.path, 2)
+        os.symlink(dataset.dset_root / "nowhere", dataset.fifo_folder / f"env_000000{number}_1.npz")
+    fill(dataset.fifo_folder, 2)
     assert [numbers(dataset) for dataset.epoch in range(3)] == [{0, 1}] * 3
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()
 
 
 def test_a_file_replaced_after_its_length_was_asked_for_is_drawn_as_it_is_now(
     make_dataset, fill, make_traj, numbers
 ) -> None:
     dataset = make_dataset(sample_by="timesteps", relabeler=lambda traj: traj)
-    path = fill(dataset.fifo.path, 1)[0]
+    path = fill(dataset.fifo_folder, 1)[0]
     dataset.set_epoch(0)
     dataset.sampling_weights(dataset.fifo.ordered)
     save_trajectory(make_traj(9, 7), path, "npz", "env")
@@ -529,7 +529,7 @@ def test_an_outage_of_the_file_system_loses_no_file(
     make_dataset, fill, numbers, monkeypatch, little_patience, code
 ) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 4)
+    fill(dataset.fifo_folder, 4)
     dataset.set_epoch(0)
     with monkeypatch.context() as outage:
 
@@ -539,9 +539,9 @@ def test_an_outage_of_the_file_system_loses_no_file(
         outage.setattr("amago.hindsight.layout.open_regular", refused)
         with pytest.raises(RuntimeError, match="can be read"):
             dataset[0]
-    dataset.refresh(force=True)
+    dataset.index.refresh(force=True)
     assert numbers(dataset) == {0, 1, 2, 3}
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()
 
 
 class SeesHalf(reading.TrajReader):
@@ -560,11 +560,11 @@ class SeesHalf(reading.TrajReader):
 
 def test_a_file_that_is_whole_at_a_second_look_is_not_thrown_out(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    paths = fill(dataset.fifo.path, 3)
+    paths = fill(dataset.fifo_folder, 3)
     dataset._drawer.reader = SeesHalf(0, {str(path) for path in paths})
     assert numbers(dataset) == {0, 1, 2}
     assert not dataset._drawer.reader.half
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()
 
 
 class SeesHalfAtTimes(reading.TrajReader):
@@ -583,7 +583,7 @@ def test_a_file_that_is_late_again_and_again_is_forgiven_after_some_time(
     make_dataset, fill, numbers, monkeypatch
 ) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 1)
+    fill(dataset.fifo_folder, 1)
     reader = dataset._drawer.reader = SeesHalfAtTimes(0)
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(quarantine, "time", clock)
@@ -591,19 +591,19 @@ def test_a_file_that_is_late_again_and_again_is_forgiven_after_some_time(
         clock.now += quarantine.FORGIVEN_SECONDS + 1.0
         reader.torn_in = range(reader.draws + 1, reader.draws + 1 + quarantine.TIMES_FORGIVEN)
         assert numbers(dataset) == {0}
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()
     # one that is broken at every draw does not occupy the draws for ever, though it looks whole in between
     reader.torn_in = range(reader.draws + 1, reader.draws + 1000)
     with pytest.warns(AmagoWarning, match="is torn"), pytest.raises(RuntimeError, match="can be read"):
         numbers(dataset)
-    assert dataset.quarantine.exists()
+    assert dataset.index.quarantine_folder.exists()
 
 
 def test_what_is_remembered_of_second_looks_is_bounded(make_dataset, fill, monkeypatch) -> None:
     monkeypatch.setattr(quarantine, "MOST_FORGIVEN", 10)
     dataset = make_dataset()
-    fill(dataset.fifo.path, 40)
-    dataset.refresh(force=True)
+    fill(dataset.fifo_folder, 40)
+    dataset.index.refresh(force=True)
     for file in dataset.fifo.ordered:
         assert not dataset._drawer.quarantine.is_bad(file, CorruptTrajectoryError("torn"))
     assert len(dataset._drawer.quarantine._forgiven) == 10
@@ -614,7 +614,7 @@ def test_a_file_that_cannot_be_opened_for_its_second_look_is_not_condemned(
     make_dataset, fill, numbers, monkeypatch, little_patience, code
 ) -> None:
     dataset = make_dataset()
-    path = fill(dataset.fifo.path, 1)[0]
+    path = fill(dataset.fifo_folder, 1)[0]
     dataset.set_epoch(0)
     dataset._drawer.reader = SeesHalf(0, {str(path)})
     with monkeypatch.context() as outage:
@@ -626,4 +626,4 @@ def test_a_file_that_cannot_be_opened_for_its_second_look_is_not_condemned(
         outage.setattr("amago.hindsight.layout.open_regular", refused)
         assert numbers(dataset) == {0}
     assert not dataset._drawer.reader.half
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()

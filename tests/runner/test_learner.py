@@ -265,7 +265,7 @@ def test_updates_run_under_bf16_autocast(make_learner: MakeLearner) -> None:
 def test_a_buffer_of_another_environment_is_told(make_experiment, fill, tmp_path: Path) -> None:
     """Instead of the matrices that do not go together."""
     experiment = make_experiment(start_collecting_at_epoch=float("inf"))
-    fill(experiment.dataset.fifo.path, 8)
+    fill(experiment.dataset.fifo_folder, 8)
     experiment.start()
     with pytest.raises(ValueError, match="do not fit the environment") as told:
         experiment.learn()

@@ -152,7 +152,7 @@ def test_nothing_is_lost_torn_or_thrown_out(make_dataset, make_traj, over_networ
     ]
     deleter: DiskTrajDataset = make_dataset(dset_max_size=30, edit=True)
     readers[1].seed = 1
-    folder, written, number = deleter.fifo.path, set(), 0
+    folder, written, number = deleter.fifo_folder, set(), 0
     rng = np.random.default_rng(seed)
     for network.tick in range(STEPS):
         for _ in range(int(rng.integers(1, 4))):
@@ -194,10 +194,10 @@ def test_a_reader_that_threw_out_what_it_cannot_open_would_be_noticed(
     monkeypatch.setattr("amago.loading.quarantine.Quarantine.is_bad", lambda self, file, error: True)
     for number in range(5):
         name = trajectory_filename("env", 0, number, number)
-        network.visible_from[save_trajectory(make_traj(5), dataset.fifo.path / name, "npz", "env").name] = (
+        network.visible_from[save_trajectory(make_traj(5), dataset.fifo_folder / name, "npz", "env").name] = (
             number
         )
     dataset.set_epoch(0)
     with pytest.warns(UserWarning, match="No such file"):
         dataset.draw_batch(0, 20, private_memory)
-    assert dataset.quarantine.exists()
+    assert dataset.index.quarantine_folder.exists()

@@ -15,9 +15,9 @@ import pytest
 from amago.envs import AMAGOEnv
 from amago.hindsight import FrozenTraj, Relabeler
 from amago.loading import OfflineDataset, RLData_pad_collate
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.loading.offline import episodes_from_arrays, episodes_from_file, episodes_from_minari
-from amago.loading.offline.sources import actions_and_names
+from amago.loading.offline.array_files import actions_and_names
 
 LENGTHS = [3, 1, 4]
 DISCRETE = gym.spaces.Discrete(3)

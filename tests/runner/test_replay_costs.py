@@ -13,9 +13,9 @@ import pytest
 from amago.hindsight import FrozenTraj, save_trajectory, trajectory_filename
 from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLData
 from amago.loading import files as listing
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.loading.cache import TrajCache
-from amago.loading.files import TrajFile, TrajFolder
+from amago.loading.file_index import TrajFile, TrajFolder
 from amago.loading.packing import private_memory
 
 CACHE = 4 << 20
@@ -56,7 +56,7 @@ def memory_of_draws(dataset: DiskTrajDataset) -> int:
 @pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
 def test_the_cache_takes_no_more_memory_than_it_may(make_dataset, monkeypatch, save_as, relabeler) -> None:
     dataset: DiskTrajDataset = make_dataset(items=400, cache_bytes=CACHE, relabeler=relabeler)
-    fill_with_images(dataset.fifo.path, save_as)  # 12 MB
+    fill_with_images(dataset.fifo_folder, save_as)  # 12 MB
     kept = memory_of_draws(dataset)
     assert CACHE / 2 < kept < CACHE + (256 << 10)
     monkeypatch.setattr(TrajCache, "has_room_for", lambda self, nbytes: True)  # the fault: there is no bound
@@ -68,7 +68,7 @@ def test_room_in_the_cache_comes_back_with_files_that_go(make_dataset) -> None:
     for generation in range(4):
         for number in range(10):
             name = trajectory_filename("env", 0, 10 * generation + number, 10 * generation + number)
-            save_trajectory(of_images(number), dataset.fifo.path / name, "npz", "env")
+            save_trajectory(of_images(number), dataset.fifo_folder / name, "npz", "env")
         dataset.on_end_of_collection(None)
         memory_of_draws(dataset)
         cache = dataset._drawer.reader.cache
@@ -90,7 +90,7 @@ class TellsItsCache(DiskTrajDataset):
 def test_workers_share_the_memory_of_the_cache(tmp_path, workers) -> None:
     dataset = TellsItsCache(tmp_path, "dset", 100, cache_bytes=CACHE)
     dataset.configure(320, 40, "none", True)
-    fill_with_images(dataset.fifo.path, "npz", 12)
+    fill_with_images(dataset.fifo_folder, "npz", 12)
     loader = BatchLoader(dataset, batch_size=4, batches_per_epoch=80, workers=workers, device="cpu", seed=0)
     told = [batch.rews[:, [0, 1], 0] for epoch in range(2) for batch in loader.epoch(epoch)]
     loader.close()
@@ -102,7 +102,7 @@ def test_workers_share_the_memory_of_the_cache(tmp_path, workers) -> None:
 
 def test_the_cache_does_not_travel_to_workers_that_are_not_forked(make_dataset) -> None:
     dataset: DiskTrajDataset = make_dataset(items=400, cache_bytes=CACHE)
-    fill_with_images(dataset.fifo.path, "npz", 12)
+    fill_with_images(dataset.fifo_folder, "npz", 12)
     memory_of_draws(dataset)
     held = dataset._drawer.reader.cache.used_bytes
     assert held > CACHE / 2

@@ -14,7 +14,7 @@ import pytest
 from amago.hindsight import parse_filename, save_trajectory, trajectory_filename
 from amago.loading import DiskTrajDataset
 from amago.loading import files as listing
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.loading.packing import private_memory
 from amago.loading.reader import TrajReader
 from amago.utils import AmagoWarning
@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).with_name("replay_processes.py")
 
 
 def test_writers_readers_and_a_deleter_share_a_folder_and_nothing_is_lost_or_torn(tmp_path) -> None:
-    folder = DiskTrajDataset(tmp_path, "dset", 60).fifo.path
+    folder = DiskTrajDataset(tmp_path, "dset", 60).fifo_folder
     command = [sys.executable, "-W", "error::UserWarning", str(PROGRAM), str(tmp_path), "1.0"]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -51,17 +51,17 @@ def large(monkeypatch) -> int:
 
 def test_own_files_are_known_without_a_listing(make_dataset, fill, large, numbers) -> None:
     dataset: DiskTrajDataset = make_dataset(dset_max_size=32, items=600)
-    fill(dataset.fifo.path, 30)
+    fill(dataset.fifo_folder, 30)
     dataset.set_epoch(0)
     listings = dataset.fifo.listings
     for epoch in range(1, 6):
-        for path in fill(dataset.fifo.path, 2, first=28 + 2 * epoch):
+        for path in fill(dataset.fifo_folder, 2, first=28 + 2 * epoch):
             dataset.note_written(path)
         dataset.on_end_of_collection(None)
         dataset.set_epoch(epoch)
         assert numbers(dataset) == set(range(max(0, 2 * epoch - 2), 30 + 2 * epoch))
     assert dataset.fifo.listings == listings
-    left = sorted(int(parse_filename(path).file_id, 16) for path in dataset.fifo.path.iterdir())
+    left = sorted(int(parse_filename(path).file_id, 16) for path in dataset.fifo_folder.iterdir())
     assert left == list(range(8, 40))
 
 
@@ -69,9 +69,9 @@ def test_files_of_others_in_a_large_folder_are_found_by_a_later_listing(
     make_dataset, fill, large, numbers, monkeypatch
 ) -> None:
     dataset = make_dataset(items=600)
-    fill(dataset.fifo.path, 25)
+    fill(dataset.fifo_folder, 25)
     dataset.set_epoch(0)
-    fill(dataset.fifo.path, 5, first=25)
+    fill(dataset.fifo_folder, 5, first=25)
     dataset.set_epoch(1)
     assert numbers(dataset) == set(range(25))
     monkeypatch.setattr(listing, "LISTING_SHARE", float("inf"))
@@ -82,15 +82,15 @@ def test_files_of_others_in_a_large_folder_are_found_by_a_later_listing(
 def test_workers_draw_from_the_files_that_the_main_process_knows_of(make_dataset, fill, large) -> None:
     def epochs(workers: int) -> list[list[float]]:
         dataset = make_dataset(dset_max_size=32, items=40)
-        for path in list(dataset.fifo.path.iterdir()):
+        for path in list(dataset.fifo_folder.iterdir()):
             path.unlink()
-        fill(dataset.fifo.path, 30)
+        fill(dataset.fifo_folder, 30)
         loader = BatchLoader(
             dataset, batch_size=10, batches_per_epoch=4, workers=workers, device="cpu", seed=0
         )
         drawn = []
         for epoch in range(5):
-            for path in fill(dataset.fifo.path, 3, first=30 + 3 * epoch):
+            for path in fill(dataset.fifo_folder, 3, first=30 + 3 * epoch):
                 dataset.note_written(path)
             dataset.on_end_of_collection(None)
             batches = loader.epoch(epoch)
@@ -106,11 +106,11 @@ def test_workers_draw_from_the_files_that_the_main_process_knows_of(make_dataset
 
 def test_a_worker_that_missed_too_much_news_lists_the_folder(make_dataset, fill, large, numbers) -> None:
     main, worker = make_dataset(items=600), make_dataset(items=600)
-    fill(main.fifo.path, 25)
+    fill(main.fifo_folder, 25)
     main.set_epoch(0)
     worker.set_epoch(0)
     for epoch in range(3):
-        for path in fill(main.fifo.path, 1, first=25 + epoch):
+        for path in fill(main.fifo_folder, 1, first=25 + epoch):
             main.note_written(path)
         main.set_epoch(epoch)
         news, usual = main.worker_state()
@@ -121,10 +121,10 @@ def test_a_worker_that_missed_too_much_news_lists_the_folder(make_dataset, fill,
 
 def test_workers_follow_a_buffer_that_went_back_to_a_checkpoint(make_dataset, fill, large, numbers) -> None:
     main, worker = make_dataset(items=600), make_dataset(items=600)
-    fill(main.fifo.path, 25)
+    fill(main.fifo_folder, 25)
     state = main.state_dict()
     worker.set_epoch(0)
-    for path in fill(main.fifo.path, 5, first=25):
+    for path in fill(main.fifo_folder, 5, first=25):
         main.note_written(path)
     worker.load_worker_state(main.worker_state())
     assert numbers(worker) == set(range(30))
@@ -162,13 +162,13 @@ def test_a_folder_whose_time_stamp_never_moves_is_looked_at_all_the_same(
 ) -> None:
     monkeypatch.setattr(listing, "SETTLE_SECONDS", 0.0)
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
+    fill(dataset.fifo_folder, 2)
     stamp = 1_600_000_000_000_000_000
     for epoch in range(3):
-        os.utime(dataset.fifo.path, ns=(stamp, stamp))
+        os.utime(dataset.fifo_folder, ns=(stamp, stamp))
         dataset.set_epoch(epoch)
-    fill(dataset.fifo.path, 1, first=2)
-    os.utime(dataset.fifo.path, ns=(stamp, stamp))
+    fill(dataset.fifo_folder, 1, first=2)
+    os.utime(dataset.fifo_folder, ns=(stamp, stamp))
     dataset.set_epoch(3)
     assert numbers(dataset) == {0, 1}, "not yet: nothing tells of the file"
     monkeypatch.setattr(listing, "UNASKED_SECONDS", 0.0)
@@ -180,15 +180,15 @@ def test_a_file_that_is_listed_before_it_can_be_opened_is_drawn_once_it_can(
     make_dataset, fill, numbers, tmp_path
 ) -> None:
     dataset = make_dataset()
-    paths = fill(dataset.fifo.path, 3)
+    paths = fill(dataset.fifo_folder, 3)
     hidden = tmp_path / "not yet visible"
     os.rename(paths[1], hidden)
     os.symlink(tmp_path / "later", paths[1])
     dataset.set_epoch(0)
     assert numbers(dataset) == {0, 2}
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()
     os.rename(hidden, tmp_path / "later")
-    dataset.refresh(force=True)
+    dataset.index.refresh(force=True)
     assert numbers(dataset) == {0, 1, 2}
 
 
@@ -208,14 +208,14 @@ class StaleHandles(TrajReader):
 
 def test_a_stale_handle_is_no_reason_to_stop_or_to_throw_the_file_out(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    paths = fill(dataset.fifo.path, 3)
+    paths = fill(dataset.fifo_folder, 3)
     dataset._drawer.reader = StaleHandles(0, {str(path) for path in paths[:2]})
     dataset.set_epoch(0)
     numbers(dataset)
     assert not dataset._drawer.reader.stale
-    dataset.refresh(force=True)
+    dataset.index.refresh(force=True)
     assert numbers(dataset) == {0, 1, 2}
-    assert not dataset.quarantine.exists()
+    assert not dataset.index.quarantine_folder.exists()
 
 
 def test_an_error_of_the_machine_is_not_taken_for_one_of_a_file(make_dataset, fill) -> None:
@@ -224,7 +224,7 @@ def test_an_error_of_the_machine_is_not_taken_for_one_of_a_file(make_dataset, fi
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     dataset = make_dataset()
-    fill(dataset.fifo.path, 1)
+    fill(dataset.fifo_folder, 1)
     dataset._drawer.reader = NoMoreHandles(0)
     with pytest.raises(OSError, match="Too many open files"):
         dataset[0]
@@ -248,7 +248,7 @@ def test_a_file_that_changes_between_the_draw_and_the_read_is_drawn_again(
     make_dataset, fill, make_traj, change
 ) -> None:
     dataset = make_dataset(cache_bytes=0, edit=False)
-    paths = fill(dataset.fifo.path, 4, transitions=30)
+    paths = fill(dataset.fifo_folder, 4, transitions=30)
     dataset.set_epoch(0)
     drawn = []
     for i in range(80):  # the first time that a small file is drawn, it is read at once
@@ -272,16 +272,16 @@ def test_a_file_that_changes_between_the_draw_and_the_read_is_drawn_again(
 
 def test_an_unreadable_or_hostile_entry_is_quarantined(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
-    os.mkfifo(dataset.fifo.path / "pipe_00000100_1.npz")
-    (dataset.fifo.path / "folder_00000101_1.traj").mkdir()
-    loop = dataset.fifo.path / "loop_00000102_1.npz"
+    fill(dataset.fifo_folder, 2)
+    os.mkfifo(dataset.fifo_folder / "pipe_00000100_1.npz")
+    (dataset.fifo_folder / "folder_00000101_1.traj").mkdir()
+    loop = dataset.fifo_folder / "loop_00000102_1.npz"
     os.symlink(loop, loop)
     with pytest.warns(AmagoWarning) as caught:
         drawn = [numbers(dataset) for dataset.epoch in range(3)]
     assert drawn == [{0, 1}] * 3
     assert len(caught) == 3
-    assert len(list(dataset.quarantine.iterdir())) == 3
+    assert len(list(dataset.index.quarantine_folder.iterdir())) == 3
 
 
 def test_an_error_in_a_relabeler_is_not_taken_for_a_bad_file(make_dataset, fill) -> None:
@@ -289,7 +289,7 @@ def test_an_error_in_a_relabeler_is_not_taken_for_a_bad_file(make_dataset, fill)
         raise FileNotFoundError(errno.ENOENT, "no map of the maze", "maze.json")
 
     dataset = make_dataset(relabeler=needs_a_map)
-    fill(dataset.fifo.path, 2)
+    fill(dataset.fifo_folder, 2)
     with pytest.raises(FileNotFoundError, match="no map"):
         dataset[0]
 
@@ -326,7 +326,7 @@ def test_a_disk_without_room_is_an_error_with_the_folders_name_and_loses_nothing
     make_dataset, tmp_path
 ) -> None:
     dataset = make_dataset(items=300, length=5000)
-    command = [sys.executable, "-c", FILLS_THE_DISK, str(dataset.fifo.path), str(PROGRAM.parent)]
+    command = [sys.executable, "-c", FILLS_THE_DISK, str(dataset.fifo_folder), str(PROGRAM.parent)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.stdout.split("\n")[:2] == ["True True 5 5", "7 True"], run.stderr
     dataset.set_epoch(0)

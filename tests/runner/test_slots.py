@@ -9,7 +9,7 @@ import torch
 
 from amago.agent.batch import Batch
 from amago.loading import DiskTrajDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.loading.packing import PackedBatch, Part, packed_to_send
 from amago.loading.slots import SLOTS, ReceivedSlots, SlotMessage, WorkerSlots, free_slots
 from amago.utils import AmagoWarning
@@ -27,7 +27,7 @@ def make_loader(make_dataset, fill) -> Callable[..., BatchLoader]:
         dataset: DiskTrajDataset = make_dataset(items=4 * BATCHES, length=300)
         if not filled:
             filled.extend(
-                fill(dataset.fifo.path, 12, transitions=[3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 20, 30])
+                fill(dataset.fifo_folder, 12, transitions=[3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 20, 30])
             )
         settings = {"batch_size": 4, "batches_per_epoch": BATCHES, "device": "cpu", "seed": 0} | options
         return BatchLoader(dataset, workers=workers, **settings)

@@ -26,7 +26,7 @@ from amago.experiment.randomness import RandomStreams
 from amago.experiment.rollout import Rollout
 from amago.experiment.run_file import write_config_text, write_run
 from amago.experiment.schedule import is_due
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.utils import count_params
 
 _POLL_SECONDS = 1.0

@@ -31,7 +31,7 @@ from amago.experiment.config import ExperimentArguments
 from amago.experiment.learner import Learner, make_adamw
 from amago.experiment.randomness import RandomStreams
 from amago.experiment.rollout import Rollout
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader
 from amago.tracking import MultiTracker
 
 if TYPE_CHECKING:

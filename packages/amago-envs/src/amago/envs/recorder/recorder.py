@@ -17,7 +17,7 @@ from amago.envs.recorder.pieces import UnfinishedPieces
 from amago.envs.recorder.writer import TrajectoryWriter
 from amago.envs.vector.types import PolicyInput, VectorStep
 from amago.hindsight.filenames import trajectory_filename
-from amago.hindsight.storage import SAVE_FORMATS
+from amago.hindsight import SAVE_FORMATS
 from amago.hindsight.timestep import Array
 from amago.hindsight.trajectory import FrozenTraj
 

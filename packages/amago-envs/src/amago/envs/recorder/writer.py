@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from amago.hindsight.storage import remove_unfinished, write_trajectory
+from amago.hindsight import remove_unfinished, write_trajectory
 from amago.hindsight.trajectory import FrozenTraj
 
 MAX_PENDING = 1024
