@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from amago.agent.batch import Batch
-from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLData, RLDataset
-from amago.loading import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset, MixtureOfDatasets, RLData, RLDataset
 
 
 def load(dataset: RLDataset, workers: int, **options: Any) -> BatchLoader:
@@ -182,42 +180,6 @@ def test_closing_leaves_no_process_behind(buffer) -> None:
     assert set(multiprocessing.active_children()) > before
     loader.close()
     assert set(multiprocessing.active_children()) == before
-
-
-class AtForks:
-    """Interrupts this process in what Python runs around a fork, where exceptions are lost; only while `armed`."""
-
-    armed = False
-    is_registered = False
-
-    @classmethod
-    def arm(cls, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not cls.is_registered:
-            os.register_at_fork(before=cls.interrupt)
-            cls.is_registered = True
-        monkeypatch.setattr(cls, "armed", True)
-
-    @classmethod
-    def interrupt(cls) -> None:
-        if cls.armed:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_interrupt_that_meets_the_start_of_workers_is_heard_and_closing_ends_them(
-    buffer, monkeypatch
-) -> None:
-    before = set(multiprocessing.active_children())
-    expected = contents(load(buffer, 0).epoch(0))
-    loader = load(buffer, 2, mp_context="fork")
-    with monkeypatch.context() as armed:
-        AtForks.arm(armed)
-        with pytest.raises(KeyboardInterrupt):
-            next(loader.epoch(0))
-    assert len(set(multiprocessing.active_children()) - before) == 2
-    loader.close()
-    assert set(multiprocessing.active_children()) == before
-    assert contents(loader.epoch(0)) == expected
-    loader.close()
 
 
 def test_an_error_in_a_worker_arrives_with_its_own_message() -> None:

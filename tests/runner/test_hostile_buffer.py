@@ -206,7 +206,11 @@ def test_what_was_quarantined_before_is_not_overwritten(make_dataset, fill) -> N
         (dataset.fifo_folder / "notes.txt").write_text(text)
         with pytest.warns(AmagoWarning, match=r"notes\.txt"):
             dataset.index.refresh(force=True)
-    assert sorted(path.read_text() for path in dataset.index.quarantine_folder.iterdir()) == ["first", "second", "third"]
+    assert sorted(path.read_text() for path in dataset.index.quarantine_folder.iterdir()) == [
+        "first",
+        "second",
+        "third",
+    ]
 
 
 def test_a_quarantine_that_cannot_be_made_is_no_reason_to_stop(make_dataset, fill, numbers) -> None:

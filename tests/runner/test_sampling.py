@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from amago.hindsight import FrozenTraj, Relabeler
-from amago.loading import DiskTrajDataset
-from amago.loading import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset
 from amago.loading.file_index import TrajFile
 from amago.loading.rl_data import window_bounds
 
@@ -202,7 +201,7 @@ def test_weights_that_are_none_are_refused(weighted, weights) -> None:
 
 @pytest.mark.parametrize("weights", [["a", "b"], {"a": 1.0}], ids=str)
 def test_weights_that_are_no_numbers_are_refused(weighted, weights) -> None:
-    with pytest.raises(TypeError, match="sampling_weights must give numbers"):
+    with pytest.raises(TypeError, match="sampling_weights must return numbers"):
         weighted(weights)[0]
 
 

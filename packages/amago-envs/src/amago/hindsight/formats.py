@@ -258,6 +258,8 @@ def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
             name = member.filename.removesuffix(".npy")
             if name in arrays:
                 raise ValueError(f"array {name} occurs twice")
+            if not 0 <= member.header_offset < file_bytes:
+                raise ValueError(f"array {name} begins outside of the file")
             if member.flag_bits & _ENCRYPTED:
                 raise ValueError(f"array {name} is encrypted")
             is_stored = member.compress_type == zipfile.ZIP_STORED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import math
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import gin
 import gymnasium as gym
+import numpy as np
 
 from amago.hindsight import FrozenTraj, Relabeler, trajectory_filename, write_trajectory
 from amago.loading.offline.array_files import (
@@ -69,14 +71,16 @@ class OfflineDataset(DiskTrajDataset):
         if sample_by not in SAMPLE_BY:
             raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
         name = dset_name or _name_of(source) or type(self).__name__
-        episodes = _episodes_of(source, action_space, observation_space)
+        episodes: Iterable[FrozenTraj] = _episodes_of(source, action_space, observation_space)
+        if not isinstance(source, str | Path) and not hasattr(source, "iterate_episodes"):
+            episodes = list(episodes)
         if store is None:
             temporary = tempfile.mkdtemp(prefix="amago-offline-")
             atexit.register(shutil.rmtree, temporary, ignore_errors=True)
             folder = Path(temporary) / "data"
         else:
             folder = Path(store).expanduser()
-        description = _describe(source, action_space, observation_space)
+        description = _describe(source, episodes, action_space, observation_space)
         if not folder.exists():
             _convert(episodes, folder, name, description)
         _check_source(folder, description)
@@ -150,12 +154,19 @@ def _check_source(folder: Path, description: str) -> None:
         )
 
 
-def _describe(source: Any, *spaces: gym.Space[Any] | None) -> str:
-    """Name, size and modification time of the source, and the spaces by which it is converted."""
+def _describe(source: Any, episodes: Iterable[FrozenTraj], *spaces: gym.Space[Any] | None) -> str:
+    """Identifies the source, a file by size and time and a list of episodes by content, and its spaces."""
     described = _name_of(source) or type(source).__name__
     if isinstance(source, str | Path) and Path(source).expanduser().is_file():
         status = Path(source).expanduser().stat()
         described = f"{Path(source).name} ({status.st_size} bytes, modified at {status.st_mtime_ns} ns)"
+    elif isinstance(episodes, list):
+        digest = hashlib.blake2b(digest_size=16)
+        for episode in episodes:
+            for name, array in episode.to_dict().items():
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        described = f"{described} ({digest.hexdigest()})"
     return " with ".join([described, *(repr(space) for space in spaces if space is not None)])
 
 
