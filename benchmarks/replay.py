@@ -35,8 +35,7 @@ import numpy.typing as npt
 
 from amago.hindsight import FrozenTraj, save_trajectory, trajectory_filename
 from amago.kernels.memory import keep_freed_memory
-from amago.loading import DiskTrajDataset
-from amago.loading import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset
 from benchmarks.machine import ROOT, append, describe
 
 RESULTS = Path(__file__).parent / "results" / "replay.csv"

@@ -1,5 +1,7 @@
 """Drawing from the replay buffer on disk."""
 
+import pickle
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +10,7 @@ import numpy as np
 import pytest
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, save_trajectory, trajectory_filename
-from amago.loading import DiskTrajDataset, RLData, get_path_to_trajs, load_traj_from_disk
-from amago.loading.packing import private_memory
+from amago.loading import DiskTrajDataset, RLData, RLData_pad_collate, get_path_to_trajs, load_traj_from_disk
 from amago.utils import AmagoWarning
 
 
@@ -134,8 +135,7 @@ def assert_reads_little(read_slice: Callable[[], object], size: int) -> None:
     assert bytes_read(read_slice) < size / 20
 
 
-@pytest.mark.parametrize("save_as", ["npz", "traj"])
-def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, save_as) -> None:
+def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset) -> None:
     steps = 20_000
     traj = FrozenTraj(
         obs={"observation": np.zeros((steps + 1, 100), dtype=np.float32)},
@@ -146,12 +146,12 @@ def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, s
         actions=np.zeros((steps, 1), dtype=np.float32),
     )
     dataset = make_dataset()
-    path = save_trajectory(traj, dataset.fifo_folder / "env_00000000_1", save_as, "env")
+    path = save_trajectory(traj, dataset.fifo_folder / "env_00000000_1", "npz", "env")
     size = path.stat().st_size
     dataset.set_epoch(0)
     assert_reads_little(lambda: dataset[0], size)  # headers included
     assert_reads_little(lambda: dataset[1], size)
-    assert_reads_little(lambda: dataset.draw_batch(2, 8, private_memory), size)
+    assert_reads_little(lambda: RLData_pad_collate([dataset[i] for i in range(2, 10)]), size)
     with pytest.raises(AssertionError):  # the fault: load everything, then slice
         assert_reads_little(lambda: RLData.from_trajectory(load_traj_from_disk(path)).random_slice(4), size)
 
@@ -184,14 +184,6 @@ def test_an_unconfigured_or_empty_dataset_says_what_is_missing(tmp_path) -> None
         dataset[5]
 
 
-def test_the_cache_keeps_to_its_bytes(make_dataset, fill, numbers) -> None:
-    dataset = make_dataset(items=200, cache_bytes=10_000)
-    fill(dataset.fifo_folder, 30)
-    assert numbers(dataset) == set(range(30))
-    assert 0 < len(dataset._drawer.reader.cache) < 30
-    assert dataset._drawer.reader.cache.used_bytes <= 10_000
-
-
 def test_a_cached_file_that_is_deleted_is_not_drawn_in_the_next_epoch(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
     paths = fill(dataset.fifo_folder, 3)
@@ -199,7 +191,6 @@ def test_a_cached_file_that_is_deleted_is_not_drawn_in_the_next_epoch(make_datas
     paths[1].unlink()
     dataset.set_epoch(1)
     assert numbers(dataset) == {0, 2}
-    assert dataset._drawer.reader.cache.get(str(paths[1])) is None
 
 
 def test_a_file_that_takes_the_name_of_a_cached_one_replaces_it(
@@ -259,3 +250,28 @@ def test_a_minimum_that_the_buffer_can_never_hold_is_warned_about(
         warnings.simplefilter("error")
         DiskTrajDataset(tmp_path, "small", 5, dset_min_size=7)
         DiskTrajDataset(tmp_path, "large", float("inf"), dset_min_size=7)
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
+def test_the_cache_takes_no_more_memory_than_it_may(make_dataset, fill, numbers, save_as) -> None:
+    megabyte = 1 << 20
+    dataset = make_dataset(items=400, length=10, cache_bytes=megabyte)
+    fill(dataset.fifo_folder, 100, transitions=500, save_as=save_as)  # 3 MB
+    dataset.set_epoch(0)
+    dataset[0]
+    tracemalloc.start()
+    assert numbers(dataset) == set(range(100))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert megabyte // 2 < kept < 1.5 * megabyte
+
+
+def test_a_dataset_can_be_pickled_for_spawned_workers_without_its_cache(make_dataset, fill) -> None:
+    dataset = make_dataset(length=20)
+    fill(dataset.fifo_folder, 50, transitions=100)
+    dataset.set_epoch(0)
+    expected = [dataset[i] for i in range(50)]
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 50_000
+    for i, sample in enumerate(expected):
+        assert_same(pickle.loads(pickled)[i], sample)

@@ -1,4 +1,4 @@
-"""What happens to the files of the replay buffer: they come, vanish, are deleted, or are no trajectories."""
+"""Files of the replay buffer: added, deleted, unfinished, and unusable ones."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from amago.hindsight import parse_filename, save_trajectory
-from amago.loading import DiskTrajDataset, files
-from amago.loading.files import TrajFolder
+from amago.loading import DiskTrajDataset
 from amago.utils import AmagoWarning
 
 
@@ -248,20 +247,3 @@ def test_the_description_tells_place_and_size(make_dataset, fill) -> None:
     fill(dataset.fifo_folder, 2)
     assert "2 trajectory files" in dataset.get_description()
     assert str(dataset.fifo_folder) in dataset.get_description()
-
-
-def test_names_that_left_the_folder_are_not_remembered(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(files, "ABSENT_SECONDS", 0.0)
-    folder = TrajFolder(tmp_path)
-    for round_ in range(5):
-        for number in range(20):
-            (tmp_path / f"env_{round_:04x}{number:04x}_1.npz").touch()
-            (tmp_path / f"notes {round_} {number}.txt").touch()
-        folder.refresh(force=True)
-        for file in list(folder.ordered):
-            folder.forget(file, for_good=int(file.file_id, 16) % 2 == 0, for_now=True)
-        for path in tmp_path.iterdir():
-            path.unlink()
-    folder.refresh()
-    assert not folder._ignored
-    assert not folder._absent

@@ -14,8 +14,7 @@ import torch
 
 from amago.agent.batch import Batch
 from amago.hindsight import FrozenTraj, Relabeler, load_trajectory, save_trajectory, trajectory_filename
-from amago.loading import DiskTrajDataset, OfflineDataset, RLDataset
-from amago.loading import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset, OfflineDataset, RLDataset
 
 WALLS = np.array([[0, 0, 0, 1, 0], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0], [0, 0, 0, 1, 0]], bool)
 MOVES = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])

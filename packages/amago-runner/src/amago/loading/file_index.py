@@ -83,7 +83,7 @@ class _Folder:
                         continue
                     file = known.get(name)
                     if file is None or file.inode != inode:
-                        file = self._parse(name, inode) if entry.is_file() else None
+                        file = self._parse(name, inode) if _is_file(entry) else None
                     if file is None:
                         foreign.append(self.path / name)
                         rejected.add((name, inode))
@@ -106,6 +106,13 @@ class _Folder:
         except ValueError:
             return TrajFile(NO_FILE_ID, name, str(self.path), "", 0.0, inode) if self.any_name else None
         return TrajFile(file_id, name, str(self.path), env_name, unix_time, inode)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False
 
 
 class FileIndex:

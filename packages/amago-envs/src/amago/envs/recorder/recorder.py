@@ -16,8 +16,8 @@ from amago.envs.recorder.lengths import PieceLength
 from amago.envs.recorder.pieces import UnfinishedPieces
 from amago.envs.recorder.writer import TrajectoryWriter
 from amago.envs.vector.types import PolicyInput, VectorStep
-from amago.hindsight.filenames import trajectory_filename
 from amago.hindsight import SAVE_FORMATS
+from amago.hindsight.filenames import trajectory_filename
 from amago.hindsight.timestep import Array
 from amago.hindsight.trajectory import FrozenTraj
 
