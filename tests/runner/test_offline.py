@@ -487,7 +487,7 @@ def test_a_relabeler_sees_whole_episodes_and_changes_no_stored_one(tmp_path: Pat
 
 def test_trajectories_can_be_given_directly_and_must_be_alike():
     episodes = split(rows())
-    assert len(OfflineDataset(episodes).index) == 3
+    assert len(OfflineDataset(episodes).index.files) == 3
     with pytest.raises(TypeError, match="FrozenTraj"):
         OfflineDataset([1, 2])
     with pytest.raises(TypeError, match="source is 7"):

@@ -9,6 +9,7 @@ T = transitions.
 """
 
 import io
+import json
 import math
 import os
 import struct
@@ -75,15 +76,15 @@ class ArrayHeader(NamedTuple):
     Attributes:
         shape: of the whole array.
         dtype: in the file.
-        offset: of the first row in an uncompressed .npz; None if the array can only be read whole.
-        crc: CRC-32 of the .npy header and the rows, in a .npz.
+        offset: of the first row; None if the array can only be read whole (compressed, or in Fortran order).
+        crc: CRC-32 of the .npy header and the rows; None in a .traj.
         header_crc: CRC-32 of the .npy header alone.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int | None = None
-    crc: int = 0
+    crc: int | None = None
     header_crc: int = 0
 
 
@@ -95,14 +96,14 @@ class TrajectoryHeader:
         length: T.
         schema: (row shape, dtype after reading) by name. Files with equal schemas fit into one batch.
         nbytes: size of all arrays in memory.
-        is_compressed: whether any slice requires reading whole arrays.
+        is_sliceable: whether rows of all arrays can be read without the others.
     """
 
-    __slots__ = ("arrays", "is_compressed", "length", "nbytes", "schema")
+    __slots__ = ("arrays", "is_sliceable", "length", "nbytes", "schema")
 
-    def __init__(self, arrays: Mapping[str, ArrayHeader], *, is_compressed: bool = False) -> None:
+    def __init__(self, arrays: Mapping[str, ArrayHeader]) -> None:
         self.arrays = dict(arrays)
-        self.is_compressed = is_compressed
+        self.is_sliceable = all(array.offset is not None for array in self.arrays.values())
         self.schema: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.nbytes = 0
         for name, array in self.arrays.items():
@@ -212,10 +213,7 @@ def read_header(path: str | Path) -> TrajectoryHeader:
             raise ValueError(f"its suffix is not one of {', '.join(SUFFIXES)}")
         if not os.path.isfile(path) and os.path.lexists(path):
             raise ValueError("it is not a regular file")
-        if path.endswith(".npz"):
-            arrays = _npz_arrays(path)
-            return TrajectoryHeader(arrays, is_compressed=any(a.offset is None for a in arrays.values()))
-        return TrajectoryHeader(_traj_arrays(path))
+        return TrajectoryHeader(_npz_arrays(path) if path.endswith(".npz") else _traj_arrays(path))
     except PickledTrajectoryError:
         raise
     except _CONTENT_ERRORS as error:
@@ -237,7 +235,7 @@ def read_rows(path: str | Path, header: TrajectoryHeader, start: int, stop: int)
     """
     path = os.fspath(path)
     try:
-        rows = (_npz_rows if path.endswith(".npz") else _traj_rows)(path, header, start, stop)
+        rows = _read_arrays(path, header, start, stop)
     except _CONTENT_ERRORS as error:
         raise _corrupt(path, error) from error
     for name, (_, dtype) in header.schema.items():
@@ -313,7 +311,7 @@ def _parse_npy_header(content: bytes) -> _NpyHeader:
     return _NpyHeader(len(content), shape, fortran_order, dtype, zlib.crc32(content))
 
 
-def _npz_rows(path: str, header: TrajectoryHeader, start: int, stop: int) -> dict[str, Array]:
+def _read_arrays(path: str, header: TrajectoryHeader, start: int, stop: int) -> dict[str, Array]:
     rows: dict[str, Array] = {}
     with open(path, "rb", buffering=0) as file:
         for name, array in header.arrays.items():
@@ -323,10 +321,10 @@ def _npz_rows(path: str, header: TrajectoryHeader, start: int, stop: int) -> dic
                     rows[name] = np.lib.format.read_array(member, allow_pickle=False)[start:last]
                 continue
             block = np.empty((last - start, *array.shape[1:]), array.dtype)
-            row_bytes = block.nbytes // max(last - start, 1)
-            file.seek(array.offset + start * row_bytes)
+            file.seek(array.offset + start * (block.nbytes // max(len(block), 1)))
             _read_into(file, block, name)
-            if len(block) == array.shape[0] and zlib.crc32(block.data, array.header_crc) != array.crc:
+            is_whole = len(block) == array.shape[0]
+            if is_whole and array.crc is not None and zlib.crc32(block.data, array.header_crc) != array.crc:
                 raise ValueError(f"array {name} is damaged: its checksum differs")
             rows[name] = block
     return rows
@@ -353,23 +351,19 @@ def _traj_arrays(path: str) -> dict[str, ArrayHeader]:
             f"{path} is a pickle, which can run code when it is read, so it is refused. Load it in the program "
             "that wrote it, save it again with save_as='npz', and use the .npz file"
         )
-    with safe_open(path, framework="numpy") as file:
+    with safe_open(path, framework="numpy") as file:  # checks the header against the file
         version = (file.metadata() or {}).get("version", TRAJ_VERSION)
-        if version != TRAJ_VERSION:
-            raise ValueError(
-                f"it has format version {version}, and this release reads version {TRAJ_VERSION}"
-            )
-        arrays: dict[str, ArrayHeader] = {}
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            array = file.get_slice(name)
-            arrays[name] = ArrayHeader(tuple(array.get_shape()), np.dtype(_TRAJ_DTYPES[array.get_dtype()]))
-        return arrays
-
-
-def _traj_rows(path: str, header: TrajectoryHeader, start: int, stop: int) -> dict[str, Array]:
-    rows: dict[str, Array] = {}
-    with safe_open(path, framework="numpy") as file:
-        for name in header.arrays:
-            last = stop if name in TRANSITION_ARRAYS else stop + 1
-            rows[name] = file.get_slice(name)[start:last]
-    return rows
+    if version != TRAJ_VERSION:
+        raise ValueError(f"it has format version {version}, and this release reads version {TRAJ_VERSION}")
+    with open(path, "rb") as raw:
+        header_bytes = int.from_bytes(raw.read(8), "little")
+        entries = json.loads(raw.read(header_bytes))
+    entries.pop("__metadata__", None)
+    return {
+        name: ArrayHeader(
+            tuple(entry["shape"]),
+            np.dtype(_TRAJ_DTYPES[entry["dtype"]]),
+            8 + header_bytes + entry["data_offsets"][0],
+        )
+        for name, entry in entries.items()
+    }

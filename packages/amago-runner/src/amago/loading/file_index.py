@@ -123,7 +123,7 @@ class FileIndex:
 
     Attributes:
         may_move: whether this process may move files to the quarantine.
-        version: changes whenever the list of files changes.
+        files: all files: `protected`, then `fifo`, each by writer and sequence number. Replaced when files change.
     """
 
     def __init__(self, buffer: Path) -> None:
@@ -131,16 +131,7 @@ class FileIndex:
         self._fifo = _Folder(buffer / "fifo", any_name=False)
         self._protected = _Folder(buffer / "protected", any_name=True)
         self.may_move = False
-        self.version = 0
-
-    def __len__(self) -> int:
-        """Number of files."""
-        return len(self._protected.files) + len(self._fifo.files)
-
-    def __getitem__(self, i: int) -> TrajFile:
-        """File `i` of `protected` followed by `fifo`, each by writer and sequence number."""
-        protected = self._protected.files
-        return protected[i] if i < len(protected) else self._fifo.files[i - len(protected)]
+        self.files: list[TrajFile] = []
 
     @property
     def fifo(self) -> list[TrajFile]:
@@ -152,10 +143,6 @@ class FileIndex:
         """Files of `protected`, by writer and sequence number."""
         return self._protected.files
 
-    def all(self) -> list[TrajFile]:
-        """All files, in the order of indices."""
-        return self.protected + self.fifo
-
     def oldest(self, count: int) -> list[TrajFile]:
         """The `count` files of `fifo` that were written first."""
         return heapq.nsmallest(count, self.fifo, key=lambda file: (file.unix_time, file.file_id))
@@ -164,7 +151,8 @@ class FileIndex:
         """Lists the folders again if they changed, or in any case with `force`."""
         for folder in (self._protected, self._fifo):
             changed, foreign = folder.refresh(force=force)
-            self.version += changed
+            if changed:
+                self.files = self._protected.files + self._fifo.files
             for path in foreign:
                 self._move_to_quarantine(path, "it is not named like a trajectory file, or is not a file")
 
@@ -173,7 +161,7 @@ class FileIndex:
         for folder in (self._protected, self._fifo):
             if file in folder.files:
                 folder.files.remove(file)
-                self.version += 1
+                self.files = self._protected.files + self._fifo.files
 
     def quarantine(self, file: TrajFile, reason: str) -> None:
         """Takes a file off the list for good, with a warning; moves it to the quarantine if that is allowed."""

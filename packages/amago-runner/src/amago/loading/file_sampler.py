@@ -23,8 +23,8 @@ Schema = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 CACHED_BYTES = 1 << 20
 """Trajectories up to this size are read whole and cached; of larger ones each sample reads its window."""
 
-COMPRESSED_SHARE = 8
-"""Compressed files cannot be read by window, so they are cached up to this fraction of the cache."""
+UNSLICEABLE_SHARE = 8
+"""Compressed files are read whole for every window, so they are cached up to this fraction of the cache."""
 
 KEPT_HEADERS = 1 << 12
 """Number of files whose headers are kept in memory, at about 2 KB each."""
@@ -91,8 +91,8 @@ class FileSampler:
         self.written_file: str | None = None
         self._reference: tuple[str, Schema] | None = None
         self._mismatches = 0
-        self._cumulative: NDArray[np.float64] | None = None
-        self._weighed_version = -1
+        self._cumulative: NDArray[np.float64] = np.zeros(0)
+        self._weighed: list[TrajFile] | None = None  # the list that `_cumulative` belongs to
 
     def draw(self, read: Callable[[TrajFile], T], rng: np.random.Generator, weigh: Weigh | None) -> T:
         """Reads a random file.
@@ -175,31 +175,27 @@ class FileSampler:
     def refresh(self, *, force: bool = False) -> None:
         """Refreshes the index and asks for new weights at the next draw."""
         self.index.refresh(force=force)
-        self._weighed_version = -1
-        if len(self._lengths) > 2 * len(self.index):
-            present = set(self.index.all())
+        self._weighed = None
+        if len(self._lengths) > 2 * len(self.index.files):
+            present = set(self.index.files)
             self._lengths = {file: length for file, length in self._lengths.items() if file in present}
 
     def _max_cached_bytes(self, header: TrajectoryHeader) -> int:
-        limit = CACHED_BYTES
-        if header.is_compressed:
-            limit = max(limit, self.cache.max_bytes // COMPRESSED_SHARE)
-        return min(limit, self.cache.max_bytes)
+        share = CACHED_BYTES if header.is_sliceable else max(CACHED_BYTES, self.cache.max_bytes // UNSLICEABLE_SHARE)
+        return min(share, self.cache.max_bytes)
 
     def _choose(self, rng: np.random.Generator, weigh: Weigh | None) -> TrajFile | None:
-        count = len(self.index)
-        if not count:
-            return None
+        files = self.index.files
         if weigh is None:
-            return self.index[int(rng.random() * count)]
-        while self._weighed_version != self.index.version:  # weighing may remove unreadable files
-            self._weighed_version = self.index.version
-            if not len(self.index):
-                return None
-            self._cumulative = _cumulative(weigh(self.index.all()), len(self.index))
-        assert self._cumulative is not None
+            return files[int(rng.random() * len(files))] if files else None
+        while files and self._weighed is not files:  # weighing may remove unreadable files
+            self._weighed = files
+            self._cumulative = _cumulative(weigh(files), len(files))
+            files = self.index.files
+        if not files:
+            return None
         drawn = rng.random() * self._cumulative[-1]
-        return self.index[int(np.searchsorted(self._cumulative, drawn, side="right"))]
+        return files[int(np.searchsorted(self._cumulative, drawn, side="right"))]
 
     def _header(self, file: TrajFile) -> TrajectoryHeader:
         header = self._headers.get(file)
@@ -223,7 +219,7 @@ class FileSampler:
         """Path and schema of the file that all others must match; None if no file can be read."""
         if self._reference is None:
             paths = [] if self.written_file is None else [self.written_file]
-            for path in itertools.chain(paths, (file.path for file in self.index.all())):
+            for path in itertools.chain(paths, (file.path for file in self.index.files)):
                 with contextlib.suppress(CorruptTrajectoryError, OSError):  # handled when the file is drawn
                     self._reference = path, read_header(path).schema
                     break

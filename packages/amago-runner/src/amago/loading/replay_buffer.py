@@ -129,7 +129,7 @@ class DiskTrajDataset(RLDataset):
     def ready_for_training(self) -> bool:
         """Whether fifo and protected together hold `dset_min_size` files now."""
         self.index.refresh()
-        return len(self.index) >= self.dset_min_size
+        return len(self.index.files) >= self.dset_min_size
 
     def get_description(self) -> str:
         """Path and number of files."""

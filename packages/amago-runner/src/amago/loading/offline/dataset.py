@@ -113,7 +113,7 @@ class OfflineDataset(DiskTrajDataset):
     def get_description(self) -> str:
         """Path and number of episodes."""
         self.index.refresh()
-        return f"{self.dset_name}: {len(self.index):,} episodes in {self.protected_folder}"
+        return f"{self.dset_name}: {len(self.index.files):,} episodes in {self.protected_folder}"
 
 
 def _convert(episodes: Iterable[FrozenTraj], folder: Path, env_name: str, description: str) -> None:
