@@ -34,6 +34,8 @@ TRAJ_VERSION = "1"
 TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
 # A compressed array that claims to be larger is refused: its file could be made to exhaust the memory.
 MAX_DECOMPRESSED_BYTES = 1 << 30
+# Files up to this size are read at once, which takes less time than reading several arrays.
+READ_ONCE_BYTES = 1 << 17
 _ENCRYPTED = 1  # bit of a zip member's flags
 _LOCAL_HEADER = struct.Struct("<26x2H")  # of a zip member: ..., lengths of its name and of its extra field
 _TRAJ_DTYPES = {
@@ -314,15 +316,24 @@ def _parse_npy_header(content: bytes) -> _NpyHeader:
 def _read_arrays(path: str, header: TrajectoryHeader, start: int, stop: int) -> dict[str, Array]:
     rows: dict[str, Array] = {}
     with open(path, "rb", buffering=0) as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        content = bytearray(file_bytes if file_bytes <= READ_ONCE_BYTES else 0)
+        file.readinto(content)
         for name, array in header.arrays.items():
             last = stop if name in TRANSITION_ARRAYS else stop + 1
             if array.offset is None:
                 with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as member:
                     rows[name] = np.lib.format.read_array(member, allow_pickle=False)[start:last]
                 continue
-            block = np.empty((last - start, *array.shape[1:]), array.dtype)
-            file.seek(array.offset + start * (block.nbytes // max(len(block), 1)))
-            _read_into(file, block, name)
+            shape = (last - start, *array.shape[1:])
+            count = math.prod(shape)
+            offset = array.offset + start * (count // max(last - start, 1)) * array.dtype.itemsize
+            if content and count:
+                block = np.frombuffer(content, array.dtype, count, offset).reshape(shape)
+            else:
+                block = np.empty(shape, array.dtype)
+                file.seek(offset)
+                _read_into(file, block, name)
             is_whole = len(block) == array.shape[0]
             if is_whole and array.crc is not None and zlib.crc32(block.data, array.header_crc) != array.crc:
                 raise ValueError(f"array {name} is damaged: its checksum differs")

@@ -181,8 +181,10 @@ class FileSampler:
             self._lengths = {file: length for file, length in self._lengths.items() if file in present}
 
     def _max_cached_bytes(self, header: TrajectoryHeader) -> int:
-        share = CACHED_BYTES if header.is_sliceable else max(CACHED_BYTES, self.cache.max_bytes // UNSLICEABLE_SHARE)
-        return min(share, self.cache.max_bytes)
+        limit = CACHED_BYTES
+        if not header.is_sliceable:
+            limit = max(limit, self.cache.max_bytes // UNSLICEABLE_SHARE)
+        return min(limit, self.cache.max_bytes)
 
     def _choose(self, rng: np.random.Generator, weigh: Weigh | None) -> TrajFile | None:
         files = self.index.files
