@@ -168,7 +168,7 @@ def test_bad_files_are_left_out_named_and_told_by_the_exit_code(tmp_path: Path, 
     files[1].write_bytes(files[1].read_bytes()[:100])
     result = run(source, tmp_path / "target")
     assert result.exit_code == 1
-    assert f"left out {files[1].name}" in result.output
+    assert f"skipped {files[1].name}" in result.output
     assert "2 trajectories" in result.output
 
 
@@ -176,7 +176,7 @@ def test_when_nothing_can_be_read_nothing_is_written(tmp_path: Path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "env_00000000_1.npz").write_bytes(b"PK")
-    assert "no trajectory that could be read" in refused(source, tmp_path / "target")
+    assert "no trajectory could be read" in refused(source, tmp_path / "target")
     assert "no episode" in refused(source, tmp_path / "target.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
@@ -185,7 +185,7 @@ def test_when_nothing_can_be_read_nothing_is_written(tmp_path: Path):
     ("target", "options", "message"),
     [
         ("out.h5", ["--to", "traj"], "need a folder"),
-        ("out", ["--to", "arrays"], "one file that ends with"),
+        ("out", ["--to", "arrays"], "one file with the suffix"),
         ("out", ["--to", "pickle"], "choose one of npz, npz-compressed, traj, arrays"),
         ("out", ["--actions", "discrete:3"], "converted already"),
     ],
@@ -201,7 +201,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, fill: Fill, target
 def test_actions_that_need_a_kind_are_asked_for_and_an_unknown_kind_is_refused(tmp_path: Path):
     source = npz_of_arrays(tmp_path / "arrays.npz", np.array([0, 1]))
     assert "--actions discrete:N" in refused(source, tmp_path / "out")
-    assert "no kind of actions" in refused(source, tmp_path / "out", "--actions", "integers")
+    assert "not an action space" in refused(source, tmp_path / "out", "--actions", "integers")
     assert "outside" in refused(source, tmp_path / "out", "--actions", "discrete:1")
 
 
@@ -336,7 +336,7 @@ WRONG = [
     ({"amago/env_names": np.bytes_(b"one")}, "one name per episode"),
 ]
 WRONG_IN_NPZ = [
-    ({"observations/a": np.zeros((6, 1))}, "as an array and with the key 'a'"),
+    ({"observations/a": np.zeros((6, 1))}, "both an array and a mapping with the key 'a'"),
     ({"amago/env_names": np.array(["text", "no bytes"])}, "one name per episode"),
 ]
 
@@ -374,7 +374,7 @@ def test_an_hdf5_file_without_episodes_is_told(tmp_path: Path):
 def test_more_actions_than_memory_holds_are_told(tmp_path: Path, size: str):
     np.savez(tmp_path / "source.npz", **(GOOD | {"actions": np.arange(6)}))
     said = refused(tmp_path / "source.npz", tmp_path / "target", "--actions", f"discrete:{size}")
-    assert "is no kind of actions" in said or "cannot be converted" in said
+    assert "is not an action space" in said or "cannot be converted" in said
 
 
 def test_a_name_that_is_too_long_is_told(tmp_path: Path, fill: Fill):
@@ -391,5 +391,5 @@ def test_a_file_without_transitions_is_left_out(tmp_path: Path, fill: Fill):
     np.savez(source / "env_00000100_1.npz", **short)
     result = run(source, tmp_path / "target")
     assert result.exit_code == 1
-    assert "left out env_00000100_1.npz: it holds no transition" in result.output
+    assert "skipped env_00000100_1.npz: it holds no transition" in result.output
     assert len(list((tmp_path / "target").iterdir())) == 1

@@ -107,7 +107,7 @@ def test_attributes_that_programs_read_exist_after_start(make_experiment: MakeEx
     assert experiment.ckpt_dir == experiment.run_dir / "ckpts"
     assert experiment.rl2_space.shape == (1 + 2,)
     assert experiment.train_envs.num_envs == experiment.val_envs.num_envs == 3
-    assert experiment.train_dloader.batch_size == 4
+    assert experiment.train_dloader.dataset is experiment.dataset
     assert (experiment.epoch, experiment.grad_update_counter) == (0, 0)
     experiment.learn()
     assert (experiment.epoch, experiment.grad_update_counter) == (1, 4)

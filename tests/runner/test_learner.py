@@ -232,7 +232,7 @@ def test_too_many_in_a_row_stop_the_run_and_save_the_batch(make_learner: MakeLea
 def test_a_buffer_of_another_environment_is_told(make_experiment, fill, tmp_path: Path) -> None:
     """Instead of the matrices that do not go together."""
     experiment = make_experiment(start_collecting_at_epoch=float("inf"))
-    fill(experiment.dataset.fifo.path, 8)
+    fill(experiment.dataset.fifo_folder, 8)
     experiment.start()
     with pytest.raises(ValueError, match="do not fit the environment") as told:
         experiment.learn()

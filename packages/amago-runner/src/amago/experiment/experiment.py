@@ -44,8 +44,7 @@ from amago.experiment.random_streams import RandomStreams
 from amago.experiment.run_file import write_config_text, write_run
 from amago.experiment.saved_policies import read_saved_policy
 from amago.experiment.schedule import WarmupSchedule, is_due
-from amago.loading import DiskTrajDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset
 from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
 from amago.utils import amago_warning, gin_as_wandb_config
 

@@ -1,6 +1,6 @@
-"""One trajectory, or a piece of one, as arrays: what a dataset draws and the collate function pads.
+"""RLData: a training sample, and how windows are sampled from trajectories.
 
-Shapes: T transitions between T+1 timesteps, A width of the action representation, L length of a window.
+Shapes: T transitions, T+1 timesteps, A width of the action representation, L length of a window.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.hindsight.trajectory import FIELD_DTYPES, OBS_KEY_PREFIX
+
 Array = NDArray[Any]
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
-"""How windows may overhang the ends of a trajectory; see `window_bounds`."""
+"""Ends of a trajectory over which windows may extend, see `window_bounds`."""
 
 
 class TrajectoryArrays(Protocol):
-    """Anything that holds a trajectory in the layout of the trajectory files, e.g. `FrozenTraj`."""
+    """Arrays of a trajectory, e.g. `FrozenTraj`."""
 
     obs: dict[str, Array]
     rl2s: Array
@@ -29,7 +31,7 @@ class TrajectoryArrays(Protocol):
 
 
 def check_padded_sampling(padded_sampling: str) -> str:
-    """`padded_sampling` itself; raises ValueError if it is none of `PADDED_SAMPLING`."""
+    """Returns `padded_sampling`; raises ValueError if it is not in `PADDED_SAMPLING`."""
     if padded_sampling not in PADDED_SAMPLING:
         raise ValueError(
             f"padded_sampling must be one of {', '.join(PADDED_SAMPLING)}, not {padded_sampling!r}"
@@ -40,12 +42,12 @@ def check_padded_sampling(padded_sampling: str) -> str:
 def window_bounds(
     transitions: int, length: int, padded_sampling: str, rng: np.random.Generator
 ) -> tuple[int, int]:
-    """Draws a window of at most `length` transitions out of `transitions`.
+    """Samples a window of at most `length` out of `transitions` transitions.
 
     The start is uniform over the integers [0, T-L] ("none"), [-L+1, T-2] ("both"), [-L+1, T-L] ("left") or
-    [0, T-2] ("right"); the part that lies outside the trajectory is cut off. Where windows may overhang,
-    the first and last transitions are drawn as often as those in the middle. A trajectory that is not longer
-    than the window is returned whole, and nothing is drawn from `rng`.
+    [0, T-2] ("right"), and the window is clipped to the trajectory. Windows that extend over an end sample the
+    transitions there as often as those in the middle. If T <= L, the window is the whole trajectory and `rng` is
+    not used.
 
     Args:
         transitions: T, at least 1.
@@ -54,7 +56,7 @@ def window_bounds(
         rng: source of the draw.
 
     Returns:
-        first transition, and the one after the last: 0 <= start < stop <= T.
+        start, stop: the transitions [start, stop), with 0 <= start < stop <= T.
     """
     if transitions <= length:
         return 0, transitions
@@ -67,7 +69,7 @@ def window_bounds(
 
 
 class RLData:
-    """A trajectory of T transitions between T+1 timesteps.
+    """A trajectory of T transitions and T+1 timesteps.
 
     Args:
         obs: arrays of the observation by key, (T+1, ...).
@@ -75,11 +77,11 @@ class RLData:
         dones: (T, 1) bool, True where the environment terminated.
         actions: (T, A) float32, the representation of the actions that were executed.
         time_idxs: (T+1, 1) int64, index of each timestep in its episode.
-        rl2s: (T+1, 1 + A) float32, previous reward and action. Left out, they are made from `rews` and
-            `actions` moved on by one step, zeros first.
+        rl2s: (T+1, 1 + A) float32, previous reward and action. None computes them from `rews` and `actions`, as of
+            the beginning of an episode: zeros first.
 
     Raises:
-        ValueError: if a shape does not fit the others; the message names the array.
+        ValueError: if shapes are inconsistent; the message names the array.
     """
 
     __slots__ = ("actions", "dones", "obs", "rews", "rl2s", "time_idxs")
@@ -107,7 +109,7 @@ class RLData:
 
     @classmethod
     def window(cls, traj: TrajectoryArrays, start: int, stop: int) -> RLData:
-        """Transitions [start, stop) of `traj`, with timesteps [start, stop + 1), as views and unchecked."""
+        """Transitions [start, stop) and timesteps [start, stop + 1) of `traj`, as views, without checks."""
         data = cls.__new__(cls)
         data.obs = {key: value[start : stop + 1] for key, value in traj.obs.items()}
         data.rl2s = traj.rl2s[start : stop + 1]
@@ -118,8 +120,19 @@ class RLData:
         return data
 
     @classmethod
+    def unchecked(cls, arrays: Mapping[str, Array]) -> RLData:
+        """Arrays named as in a trajectory file, without checks."""
+        data = cls.__new__(cls)
+        data.obs = {
+            name[len(OBS_KEY_PREFIX) :]: array for name, array in arrays.items() if name not in FIELD_DTYPES
+        }
+        for name in FIELD_DTYPES:
+            setattr(data, name, arrays[name])
+        return data
+
+    @classmethod
     def from_trajectory(cls, traj: TrajectoryArrays) -> RLData:
-        """The whole of `traj`, checked."""
+        """The whole of `traj`, with checks."""
         return cls(traj.obs, traj.rews, traj.dones, traj.actions, traj.time_idxs, traj.rl2s)
 
     def __len__(self) -> int:
@@ -129,15 +142,15 @@ class RLData:
     def random_slice(
         self, length: int, padded_sampling: str = "none", rng: np.random.Generator | None = None
     ) -> RLData:
-        """A window of at most `length` transitions, drawn as `window_bounds` says.
+        """A random window of at most `length` transitions, see `window_bounds`.
 
         Args:
-            length: L, the most transitions to keep; the slice holds one timestep more.
+            length: L, maximum number of transitions; the slice holds one more timestep.
             padded_sampling: one of `PADDED_SAMPLING`.
-            rng: source of the draw; without it the draw is a fresh one that cannot be repeated.
+            rng: source of the draw; None uses a new, unseeded generator.
 
         Raises:
-            ValueError: if `length` is below 1 or `padded_sampling` unknown.
+            ValueError: if `length` is less than 1 or `padded_sampling` is unknown.
         """
         check_padded_sampling(padded_sampling)
         if length < 1:
@@ -171,7 +184,8 @@ class RLData:
 
 
 def previous_rewards_and_actions(rews: Array, actions: Array) -> Array:
-    """`rl2s` of a trajectory that begins with its episode: (T, 1) and (T, A) -> (T+1, 1 + A) float32.
+    """`rl2s` of a trajectory that starts at the beginning of an episode: (T, 1) and (T, A) -> (T+1, 1 + A)
+    float32.
 
     Row t holds the reward and action of transition t-1; the first row is zero.
     """
