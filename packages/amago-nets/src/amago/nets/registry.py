@@ -11,10 +11,10 @@ T = TypeVar("T")
 Class = TypeVar("Class", bound=type[Any])
 
 
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """A hint for error messages, "did you mean 'transformer'? ", or "" if no known name is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+def did_you_mean(name: Any, options: Iterable[str]) -> str:
+    """Suggestion for error messages: " Did you mean 'transformer'?", or "" if no option is similar to `name`."""
+    similar = difflib.get_close_matches(str(name), list(options), n=1)
+    return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 class Registry(Generic[T]):
@@ -55,7 +55,7 @@ class Registry(Generic[T]):
         if name in self._classes:
             return self._classes[name]
         hint = did_you_mean(name, self._classes)
-        raise ValueError(f"unknown {self.kind} {name!r}: {hint}registered are {', '.join(self.names())}")
+        raise ValueError(f"unknown {self.kind} {name!r}.{hint} Registered are {', '.join(self.names())}.")
 
     def names(self) -> list[str]:
         """All registered names, sorted."""

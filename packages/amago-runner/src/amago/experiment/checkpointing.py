@@ -82,7 +82,7 @@ class CheckpointedExperiment(ExperimentParts):
         if is_accelerate_state:
             self._restore(load_training_state(path, self.DEVICE), is_resume=True)
         else:
-            self._load_weights(read_saved_policy(path, self.DEVICE).weights, path)
+            self._load_weights(read_saved_policy(path, self.DEVICE), path)
             self._agent.on_checkpoint_loaded(is_resume=False)
 
     def _load_weights(self, weights: dict[str, Any], source: object) -> None:

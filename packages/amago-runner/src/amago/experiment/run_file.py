@@ -19,7 +19,7 @@ import gin
 
 from amago.experiment.checkpoint import write_json, write_text
 from amago.experiment.config import DATASET_ARGUMENTS, ExperimentArguments
-from amago.experiment.gin_bindings import (
+from amago.experiment.gin_config import (
     NotWritableError,
     active_bindings,
     bind,
