@@ -194,13 +194,13 @@ def own_environments() -> Iterator[None]:
         (["Pendulum-v1", *LIMIT], "ff"),
         (["RoomKeyDoor", "--env-arg", "meta_rollout_horizon=50", "--traj-encoder", "rnn"], "ff"),
         (["TMazeAltActive", "--traj-encoder", "rnn"], "ff"),
-        (["Camera-v0", "--traj-encoder", "ff"], "multimodal"),
+        (["Camera-v0", "--traj-encoder", "ff", "--timesteps-per-epoch", "12"], "multimodal"),
     ],
 )
 def test_environments_train_with_their_default_settings_and_are_evaluated(
     arguments: list[str], tstep_encoder: str, own_environments: None, tmp_path: Path
 ) -> None:
-    amago_run("train", *arguments, "--run-dir", tmp_path, *TINY, "--epochs", "1")
+    amago_run("train", "--run-dir", tmp_path, *TINY, "--epochs", "1", *arguments)
     summary = read_json(tmp_path / arguments[0] / "summary.json")
     assert summary["tstep_encoder"] == tstep_encoder
     assert summary["mean_return"] is not None
@@ -208,16 +208,12 @@ def test_environments_train_with_their_default_settings_and_are_evaluated(
     assert f"Average Total Return in {arguments[0]}" in shown
 
 
-@pytest.mark.parametrize(("agent", "selector"), [("agent", "Agent"), ("multitask", "MultiTaskAgent")])
-def test_multibinary_actions_train_without_further_settings(
-    agent: str, selector: str, own_environments: None, tmp_path: Path
-) -> None:
-    run = ["Switches-v0", "--agent", agent, "--run-dir", tmp_path]
+def test_multibinary_actions_train_without_further_settings(own_environments: None, tmp_path: Path) -> None:
+    run = ["Switches-v0", "--run-dir", tmp_path]
     amago_run("train", *run, *TINY, "--epochs", "1")
     bound = read_json(tmp_path / "Switches-v0" / "run.json")["gin"]
-    assert bound[f"amago.agent.{selector}.online_coeff"] == 0.0
-    said = refused("train", *run, "--set", f"{selector}.online_coeff=1.0", "--overwrite")
-    assert "carry no gradient" in said
+    assert bound["amago.agent.Agent.online_coeff"] == 0.0
+    assert "carry no gradient" in refused("train", *run, "--set", "Agent.online_coeff=1.0", "--overwrite")
 
 
 def test_runs_share_a_picture(lake: tuple[Path, Result], tmp_path: Path) -> None:
@@ -270,10 +266,14 @@ def test_only_a_run_is_ever_overwritten(tmp_path: Path) -> None:
     assert notes.read_text() == "mine"
 
 
-def test_a_run_that_was_stopped_while_it_started_is_overwritten(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_while_it_started_is_overwritten_and_wandb_logs_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "quickstart" / "buffer" / "fifo").mkdir(parents=True)
-    amago_run("train", "--overwrite", "--run-dir", tmp_path, *TINY, "--epochs", "1")
+    amago_run("train", "--overwrite", "--wandb", "--run-dir", tmp_path, *TINY, "--epochs", "1")
     assert read_json(tmp_path / "quickstart" / "summary.json")["env_steps"] == 240
+    assert any((tmp_path / "quickstart").rglob("*.wandb"))
 
 
 def test_a_folder_that_cannot_be_made_and_a_missing_include_are_named(tmp_path: Path) -> None:
@@ -284,12 +284,6 @@ def test_a_folder_that_cannot_be_made_and_a_missing_include_are_named(tmp_path: 
     (tmp_path / "settings.gin").write_text('include "elsewhere.gin"\n')
     said = refused("train", "CartPole-v1", "--run-dir", tmp_path, "--gin", tmp_path / "settings.gin")
     assert "elsewhere.gin" in said
-
-
-def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    amago_run("train", "--wandb", "--run-dir", tmp_path, *TINY, "--epochs", "1")
-    assert any((tmp_path / "quickstart").rglob("*.wandb"))
 
 
 @pytest.mark.parametrize(("ckpt_interval", "remedy"), [("1", "--resume"), ("50", "--overwrite")])

@@ -180,12 +180,11 @@ def test_mistyped_names_and_arguments_suggest_the_most_similar() -> None:
         switch_agent({}, "agent", num_critic=3)
 
 
-def parse(*arguments: str) -> Any:
-    return add_common_cli(ArgumentParser()).parse_args(["--run_name", "r", "--buffer_dir", "b", *arguments])
-
-
 def test_defaults_of_the_common_options() -> None:
-    options = vars(parse())
+    parser = add_common_cli(ArgumentParser())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--run_name", "r"])
+    options = vars(parser.parse_args(["--run_name", "r", "--buffer_dir", "b"]))
     expected = {
         "configs": None,
         "trials": 1,
@@ -221,12 +220,16 @@ def test_a_star_import_brings_registries_base_classes_and_exploration() -> None:
         assert wanted in names
 
 
-def from_cli(root: Path, maker: Callable[[], Any], *arguments: str, **extra: Any) -> Experiment:
-    options = add_common_cli(ArgumentParser()).parse_args(
-        ["--run_name", "r", "--buffer_dir", str(root), "--no_log", *arguments]
-    )
-    return create_experiment_from_cli(
-        options,
+def test_an_experiment_follows_the_options_and_trains(
+    tmp_path: Path, make_experiment: MakeExperiment
+) -> None:
+    sizes = "--epochs 3 --batches_per_epoch 2 --timesteps_per_epoch 20 --parallel_actors 2 --batch_size 2"
+    workers = "--env_mode sync --dloader_workers 0 --no_log"
+    maker = make_experiment().make_train_env
+    experiment = create_experiment_from_cli(
+        add_common_cli(ArgumentParser()).parse_args(
+            ["--run_name", "r", "--buffer_dir", str(tmp_path), *sizes.split(), *workers.split()]
+        ),
         make_train_env=maker,
         make_val_env=maker,
         max_seq_len=8,
@@ -236,65 +239,33 @@ def from_cli(root: Path, maker: Callable[[], Any], *arguments: str, **extra: Any
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=GRUTrajEncoder,
         val_timesteps_per_epoch=12,
-        **extra,
+        verbose=False,
+        epochs=1,
     )
-
-
-def test_an_experiment_follows_the_options(tmp_path: Path, make_experiment: MakeExperiment) -> None:
-    maker = make_experiment().make_train_env
-    experiment = from_cli(
-        tmp_path,
-        maker,
-        "--epochs",
-        "3",
-        "--batches_per_epoch",
-        "5",
-        "--parallel_actors",
-        "2",
-        "--env_mode",
-        "sync",
-    )
-    assert (experiment.epochs, experiment.train_batches_per_epoch, experiment.parallel_actors) == (3, 5, 2)
+    assert (experiment.epochs, experiment.train_batches_per_epoch, experiment.parallel_actors) == (1, 2, 2)
     assert experiment.wandb_group_name == "group"
     assert not experiment.log_to_wandb
     assert experiment.traj_save_len == 1e10
     assert experiment.run_dir == tmp_path / "r_trial_0"
     assert experiment.dataset.save_new_trajs_to == tmp_path / "r_trial_0" / "buffer" / "fifo"
-
-
-def test_an_experiment_from_the_command_line_trains(tmp_path: Path, make_experiment: MakeExperiment) -> None:
-    maker = make_experiment().make_train_env
-    sizes = "--epochs 3 --batches_per_epoch 2 --timesteps_per_epoch 20 --parallel_actors 2 --batch_size 2"
-    workers = ["--env_mode", "sync", "--dloader_workers", "0"]
-    experiment = from_cli(tmp_path, maker, *sizes.split(), *workers, epochs=1, verbose=False)
     experiment.start()
     experiment.learn()
     experiment.close()
     assert experiment.counters.gradient_steps == 2
 
 
-def test_collectors_never_learn_or_save_and_run_until_stopped(make_experiment: MakeExperiment) -> None:
-    experiment = switch_async_mode(make_experiment(), "collect")
-    assert experiment.epochs == math.inf
-    assert experiment.start_learning_at_epoch == math.inf
-    assert experiment.ckpt_interval is None
-    assert (experiment.always_load_latest, experiment.always_save_latest) == (True, False)
-    assert not experiment.has_dset_edit_rights
-
-
-def test_learners_never_collect_or_evaluate_and_save_the_latest(make_experiment: MakeExperiment) -> None:
-    experiment = switch_async_mode(make_experiment(), "learn")
-    assert experiment.start_collecting_at_epoch == math.inf
-    assert experiment.val_interval is None
-    assert (experiment.always_load_latest, experiment.always_save_latest) == (False, True)
-
-
-def test_both_changes_nothing(make_experiment: MakeExperiment) -> None:
-    experiment = make_experiment()
-    before = dict(vars(experiment))
-    assert vars(switch_async_mode(experiment, "both")) == before
-
-
-def test_an_unknown_mode_suggests_the_most_similar(make_experiment: MakeExperiment) -> None:
+def test_modes_of_collectors_and_learners(make_experiment: MakeExperiment) -> None:
+    collector = switch_async_mode(make_experiment(), "collect")
+    assert (collector.epochs, collector.start_learning_at_epoch) == (math.inf, math.inf)
+    assert collector.ckpt_interval is None
+    assert (collector.always_load_latest, collector.always_save_latest) == (True, False)
+    assert not collector.has_dset_edit_rights
+    learner = switch_async_mode(make_experiment(), "learn")
+    assert learner.start_collecting_at_epoch == math.inf
+    assert learner.val_interval is None
+    assert (learner.always_load_latest, learner.always_save_latest) == (False, True)
+    both = make_experiment()
+    before = dict(vars(both))
+    assert vars(switch_async_mode(both, "both")) == before
     with pytest.raises(ValueError, match="Did you mean 'learn'"):
         switch_async_mode(make_experiment(), "lern")
