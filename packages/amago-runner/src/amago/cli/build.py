@@ -58,7 +58,7 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A recipe without open choices, and the objects that its names stand for.
+    """A complete recipe, and the environment and classes that its names refer to.
 
     Attributes:
         gin: the settings that the recipe and its classes imply, "Selector.parameter" to value.

@@ -33,7 +33,7 @@ def import_policy(
     Args:
         file: the saved policy.
         run, run_dir: name or folder of the run, and the folder of all runs.
-        changes: the settings of a new run, its environment "env" among them. Without any, the run exists.
+        changes: settings of a new run, with its environment as "env"; empty for an existing run.
         gin_files, assignments: further settings of a new run.
 
     Raises:

@@ -30,12 +30,9 @@ class UsageProblem(typer.BadParameter):
         self.option = option
 
 
+_HINTS = get_type_hints(Recipe, include_extras=True)
 # The settings that have an option.
-OPTIONS = [
-    name
-    for name, hint in get_type_hints(Recipe, include_extras=True).items()
-    if get_origin(hint) is Annotated
-]
+OPTIONS = [name for name, hint in _HINTS.items() if get_origin(hint) is Annotated]
 
 
 def option_name(setting: str) -> str:
@@ -44,9 +41,9 @@ def option_name(setting: str) -> str:
 
 
 def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that gives a command one option per field of `Recipe` that has help text.
+    """Decorator that adds one option per field of `Recipe` with help text to a command.
 
-    The command receives the settings that were given as the dictionary `changes`.
+    The command receives the settings given on the command line as the dictionary `changes`.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "changes"]
@@ -65,13 +62,12 @@ def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option_parameters() -> list[inspect.Parameter]:
-    """One keyword parameter per field of `Recipe` with help text, typed and annotated as typer expects."""
-    hints = get_type_hints(Recipe, include_extras=True)
+    """One keyword parameter per option, with the annotation that typer reads."""
     parameters = []
     for field in dataclasses.fields(Recipe):
         if field.name not in OPTIONS:
             continue
-        kind, option = get_args(hints[field.name])
+        kind, option = get_args(_HINTS[field.name])
         annotation = Annotated[_option_type(kind) | None, _with_default(option, field)]  # type: ignore[valid-type]
         parameters.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -80,14 +76,14 @@ def _option_parameters() -> list[inspect.Parameter]:
 
 
 def _option_type(kind: Any) -> Any:
-    """The type of a field as typer knows it: a Literal as an Enum, a dictionary as a list of KEY=VALUE."""
+    """The type of a field for typer: an Enum for a Literal, a list of KEY=VALUE texts for a dictionary."""
     if get_origin(kind) is Literal:
         return Enum("Choice", {choice: choice for choice in get_args(kind)})
     return list[str] if get_origin(kind) is Mapping else kind
 
 
 def _with_default(option: OptionInfo, field: dataclasses.Field[Any]) -> OptionInfo:
-    """The option with its name, and the recipe's default values at the end of its help."""
+    """A copy of the option with its name, and with its default values in the help text."""
     option = copy.copy(option)
     option.param_decls = (option_name(field.name),)
     default = option.show_default if isinstance(option.show_default, str) else field.default

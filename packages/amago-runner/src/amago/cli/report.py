@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from amago.experiment.checkpoint import write_json
+from amago.experiment.checkpoint import write_text
 
 SUMMARY_FILE = "summary.json"
 RETURN_METRIC = "Average Total Return (Across All Env Names)"
@@ -64,7 +64,7 @@ class Summary:
 
     def save(self, folder: Path) -> None:
         """Writes `summary.json` into the run's folder, atomically."""
-        write_json(asdict(self), folder / SUMMARY_FILE)
+        write_text(json.dumps(asdict(self), indent=2) + "\n", folder / SUMMARY_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Summary:
