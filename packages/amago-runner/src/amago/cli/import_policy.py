@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 
+from amago.agent import BaseAgent
 from amago.cli.build import bind_gin, build_agent, build_experiment, plan_run
 from amago.cli.evaluate import rebuilt_experiment
 from amago.cli.options import UsageProblem
@@ -46,27 +48,10 @@ def import_policy(
         weights = read_saved_policy(file)
         if "env" in changes:
             folder = run_dir / run
-            if (folder / RUN_FILE).exists():
-                remedy = "leave out --env and the other settings, or choose another name."
-                raise UsageProblem(f"the run {folder} exists: {remedy}", "RUN")
-            plan = plan_run(recipe_for(changes["env"]).updated(**changes))
-            bind_gin(plan.gin, gin_files, assignments)
-            load_saved_policy(build_agent(plan), weights, file)
-            prepare_folder(folder, overwrite=False)
-            experiment = build_experiment(plan, folder)
-            try:
-                experiment.start()
-                experiment.load_checkpoint_from_path(file, is_accelerate_state=False)
-                experiment.write_latest_policy()
-            finally:
-                experiment.close()
-            agent = experiment.policy
+            agent = _import_into_new_run(folder, file, weights, changes, gin_files, assignments)
         else:
             folder = find_run(run, run_dir)
-            with rebuilt_experiment(folder) as experiment:
-                agent = experiment.policy
-                load_saved_policy(agent, weights, file)
-                CheckpointFolder(folder, folder.name).save_latest(agent.state_dict())
+            agent = _import_into_existing_run(folder, file, weights)
     except (ValueError, FileNotFoundError) as error:
         raise UsageProblem(str(error), "POLICY") from error
     console.print(
@@ -75,3 +60,36 @@ def import_policy(
         highlight=False,
     )
     return folder
+
+
+def _import_into_existing_run(folder: Path, file: Path, weights: Mapping[str, Tensor]) -> BaseAgent:
+    with rebuilt_experiment(folder) as experiment:
+        agent = experiment.policy
+        load_saved_policy(agent, weights, file)
+        CheckpointFolder(folder, folder.name).save_latest(agent.state_dict())
+        return agent
+
+
+def _import_into_new_run(
+    folder: Path,
+    file: Path,
+    weights: Mapping[str, Tensor],
+    changes: Mapping[str, Any],
+    gin_files: Sequence[Path],
+    assignments: Sequence[str],
+) -> BaseAgent:
+    if (folder / RUN_FILE).exists():
+        remedy = "leave out --env and the other settings, or choose another name."
+        raise UsageProblem(f"the run {folder} exists: {remedy}", "RUN")
+    plan = plan_run(recipe_for(changes["env"]).updated(**changes))
+    bind_gin(plan.gin, gin_files, assignments)
+    load_saved_policy(build_agent(plan), weights, file)  # Fails before anything is written.
+    prepare_folder(folder, overwrite=False)
+    experiment = build_experiment(plan, folder)
+    try:
+        experiment.start()
+        load_saved_policy(experiment.policy, weights, file)
+        experiment.write_latest_policy()
+        return experiment.policy
+    finally:
+        experiment.close()
