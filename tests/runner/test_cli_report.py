@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from amago.cli.plots import default_labels, draw_runs, read_run
+from amago.cli.plots import default_labels, draw_runs, read_figures
 from amago.cli.report import RETURN_METRIC, Summary, mean_return, show_summary, success_by_attempt
 
 LAKE_METRICS = {
@@ -107,7 +107,7 @@ def test_the_final_table_shows_each_attempt_within_80_columns(finished: Callable
 
 def test_the_learning_curve_ends_with_the_final_figures(finished: Callable[..., Path]) -> None:
     folder = finished("run")
-    evaluation = read_run(folder).evaluation
+    evaluation = read_figures(folder).evaluation
     assert evaluation.env_steps == [0.0, 1600.0, 3200.0, 4800.0]
     assert evaluation.returns == [0.0, 1.0, 2.0, 2.25]
 
@@ -117,7 +117,7 @@ def test_epochs_that_a_resumed_run_repeats_are_drawn_once(finished: Callable[...
     repeated = {"section": "val", "axes": {"total_frames": 1600}, "metrics": {RETURN_METRIC: 9.0}}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(repeated) + "\n")
-    evaluation = read_run(folder).evaluation
+    evaluation = read_figures(folder).evaluation
     assert evaluation.env_steps == [0.0, 1600.0, 4800.0]
     assert evaluation.returns == [0.0, 9.0, 2.25]
 
@@ -126,9 +126,9 @@ def test_pictures_have_a_second_panel_if_the_environment_has_attempts(
     finished: Callable[..., Path], tmp_path: Path
 ) -> None:
     folders = [finished("memory"), finished("control", traj_encoder="ff")]
-    draw_runs([read_run(folder) for folder in folders], tmp_path / "docs" / "both.png")
+    draw_runs([read_figures(folder) for folder in folders], tmp_path / "docs" / "both.png")
     assert width_of(tmp_path / "docs" / "both.png") >= 1200
-    draw_runs([read_run(finished("plain", metrics={RETURN_METRIC: 431.0}))], tmp_path / "plain.png")
+    draw_runs([read_figures(finished("plain", metrics={RETURN_METRIC: 431.0}))], tmp_path / "plain.png")
     assert 800 <= width_of(tmp_path / "plain.png") < 1200
 
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from amago.cli.build import bind_gin
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment
 from amago.cli.options import UsageProblem
-from amago.cli.plots import default_labels, draw_runs, read_run
+from amago.cli.plots import default_labels, draw_runs, read_figures
 from amago.cli.report import Summary, comparison_table, show_evaluation
 from amago.cli.runs import recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpoint import CheckpointFolder
-from amago.experiment.run_file import read_run as read_record
+from amago.experiment.run_file import read_run
 from amago.loading import DoNothingDataset
 
 
@@ -34,7 +34,7 @@ def rebuilt_experiment(
         gin_files, assignments: settings on top of the run's.
         changes: arguments of the Experiment that replace the run's.
     """
-    recipe, record = recorded_recipe(folder), read_record(folder)
+    recipe, record = recorded_recipe(folder), read_run(folder)
     bind_gin(record, gin_files, assignments)
     maker = EnvMaker(name=recipe.env, args=recipe.env_args)
     with TemporaryDirectory(prefix="amago-run-") as scratch:
@@ -129,6 +129,6 @@ def compare_runs(
     if labels and len(labels) != len(folders):
         raise UsageProblem(f"{len(labels)} labels for {len(folders)} runs: give one per run.", "--label")
     names = list(labels or default_labels(summaries))
-    draw_runs([read_run(folder, name) for folder, name in zip(folders, names, strict=True)], picture)
+    draw_runs([read_figures(folder, name) for folder, name in zip(folders, names, strict=True)], picture)
     console.print(comparison_table(names, summaries))
     console.print(f"Picture  {picture}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 PICTURE_FILE = "learning_curve.png"
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish.
+# Okabe and Ito's palette, whose colours colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _ENCODERS = {
@@ -58,7 +58,7 @@ class RunFigures:
     summary: Summary
 
 
-def read_run(folder: Path, label: str | None = None) -> RunFigures:
+def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     """Reads the figures of a finished run; raises FileNotFoundError if a file is missing."""
     summary = Summary.load(folder)
     curves = {"val": Curve(), "train": Curve()}
@@ -89,12 +89,10 @@ def default_labels(summaries: Sequence[Summary]) -> list[str]:
 
 def draw_runs(runs: Sequence[RunFigures], path: Path) -> None:
     """Draws the runs into the PNG file `path`; makes its folder if needed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     has_attempts = any(run.summary.success_by_attempt for run in runs)
     figure = Figure(figsize=(10.0, 4.2) if has_attempts else (6.4, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     panels: list[Axes] = list(figure.subplots(1, 2 if has_attempts else 1, squeeze=False)[0])
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)

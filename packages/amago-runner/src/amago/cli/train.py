@@ -12,15 +12,14 @@ from amago.cli.build import RunPlan, bind_gin, build_agent, build_experiment, pl
 from amago.cli.environments import resolve_environment
 from amago.cli.evaluate import evaluate_fresh_episodes
 from amago.cli.options import UsageProblem, option_name
-from amago.cli.plots import PICTURE_FILE, draw_runs, read_run
+from amago.cli.plots import PICTURE_FILE, draw_runs, read_figures
 from amago.cli.progress import TrainingProgress
 from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe, recipe_for
 from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.runs import prepare_folder, recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpoint import CheckpointFolder
-from amago.experiment.run_file import installed_versions
-from amago.experiment.run_file import read_run as read_record
+from amago.experiment.run_file import installed_versions, read_run
 
 
 def train_run(
@@ -49,7 +48,7 @@ def train_run(
     """
     recipe = _resumed_recipe(folder, changes) if resume else recipe_for(changes.get("env")).updated(**changes)
     plan = plan_run(recipe)
-    bind_gin(read_record(folder) if resume else plan.gin, gin_files, assignments)
+    bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
     build_agent(plan)  # Fails before anything is written if a setting is wrong.
     progress = TrainingProgress(console, plan.recipe.epochs)
     experiment = build_experiment(
@@ -62,7 +61,7 @@ def train_run(
     summary = _summarise(folder.name, plan.recipe, experiment, metrics, progress.wall_seconds)
     summary.save(folder)
     picture = folder / PICTURE_FILE
-    draw_runs([read_run(folder)], picture)
+    draw_runs([read_figures(folder)], picture)
     show_summary(console, summary, folder, picture)
     return summary
 

@@ -1,8 +1,8 @@
 """gin's configurables and bindings: names, suggestions for unknown ones, and bindings as JSON for run.json.
 
 gin's own config strings omit bound classes, so a run could not be rebuilt from them; here a class is written as
-its import path. gin has no public list of configurables and bindings, so this module, and no other, reads
-`gin.config._REGISTRY` and `gin.config._CONFIG`.
+its import path. gin has no public list of configurables and bindings, so this module reads its
+tables `gin.config._REGISTRY` and `gin.config._CONFIG`.
 """
 
 from __future__ import annotations
