@@ -176,8 +176,8 @@ def _find_spec(name: str) -> EnvSpec:
     except gymnasium.error.Error as error:
         hint = did_you_mean(env_id, [*BUILTINS, *gymnasium.registry])
         raise UsageProblem(
-            f"there is no environment {env_id!r}.{hint} Builtin are {', '.join(BUILTINS)}; all Gymnasium ids "
-            "work, those that another package registers as PACKAGE:ID.",
+            f"there is no environment {env_id!r}.{hint} Builtin are {', '.join(BUILTINS)}; any Gymnasium id works "
+            "too, as PACKAGE:ID if another package registers it.",
             "ENV",
         ) from error
 
