@@ -23,7 +23,7 @@ MakeExperiment = Callable[..., Experiment]
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"env_mode": "asynch"}, ValueError, ["env_mode", "'asynch'", "id you mean 'async'"]),
+        ({"env_mode": "asynch"}, ValueError, ["env_mode", "'asynch'", "Did you mean 'async'"]),
         ({"save_trajs_as": "trajectory"}, ValueError, ["save_trajs_as", "'trajectory'", "'traj'"]),
         ({"compile": "yes"}, ValueError, ["compile", "'yes'", "'auto'"]),
         ({"resume": "no"}, TypeError, ["resume", "'no'", "True or False"]),
@@ -71,7 +71,7 @@ def test_an_invalid_argument_is_named(
 def test_missing_and_unknown_arguments_are_named(make_experiment: MakeExperiment) -> None:
     with pytest.raises(TypeError, match=r"max_seq_len, .*agent_type.*make_val_env"):
         Experiment(run_name="run", ckpt_base_dir="base")
-    with pytest.raises(TypeError, match=r"Experiment has no argument 'batchsize'.*id you mean 'batch_size'"):
+    with pytest.raises(TypeError, match=r"Experiment has no argument 'batchsize'.*Did you mean 'batch_size'"):
         make_experiment(batchsize=3)
 
 
@@ -95,7 +95,7 @@ def test_the_constructor_creates_nothing(make_experiment: MakeExperiment) -> Non
 def test_arguments_can_be_edited_until_start_and_are_checked_then(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment(epochs=5)
     experiment.env_mode = "asinc"
-    with pytest.raises(ValueError, match="id you mean 'async'"):
+    with pytest.raises(ValueError, match="Did you mean 'async'"):
         experiment.start()
     experiment.env_mode, experiment.epochs = "sync", 1
     experiment.start()

@@ -12,7 +12,7 @@ import pytest
 from amago.cli_utils import use_config
 from amago.envs.exploration import EpsilonGreedy
 from amago.experiment import Experiment
-from amago.experiment.gin_bindings import (
+from amago.experiment.gin_config import (
     NotWritableError,
     bind,
     bindings_as_json,

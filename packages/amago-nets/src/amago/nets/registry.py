@@ -1,6 +1,7 @@
-"""A registry of named classes: the one way in which encoders, agents and exploration are chosen by name.
+"""Registry of classes by name, for encoders, agents and exploration strategies; and suggestions for mistyped
+names.
 
-The file stands in amago-nets and, unchanged, in amago-envs, so that neither package needs the other.
+amago-nets and amago-envs carry equal copies of this file, so that neither package depends on the other.
 """
 
 import difflib
@@ -11,17 +12,17 @@ T = TypeVar("T")
 Class = TypeVar("Class", bound=type[Any])
 
 
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """A hint for error messages, "did you mean 'transformer'? ", or "" if no known name is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+def did_you_mean(name: Any, options: Iterable[str]) -> str:
+    """A suggestion to append to an error message: " Did you mean 'x'?", or "" if no option is similar."""
+    similar = difflib.get_close_matches(str(name), list(options), n=1)
+    return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 class Registry(Generic[T]):
-    """Maps names to classes; a name can be taken once, and an unknown one is answered with the nearest.
+    """Maps names to classes. A name can be registered once; looking up an unknown name suggests the nearest.
 
     Args:
-        kind: what the registry holds, in words for error messages, e.g. "trajectory encoder".
+        kind: what the registry holds, for error messages, e.g. "trajectory encoder".
     """
 
     def __init__(self, kind: str) -> None:
@@ -29,33 +30,40 @@ class Registry(Generic[T]):
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
-        """Class decorator that enters the class as `name`.
+        """Class decorator that registers the class as `name`.
 
         Raises:
-            ValueError: if another class has the name. The same class, from a module that was loaded again, may
-                take its own name.
+            ValueError: if another class has the name. The same class may be registered again, as happens when
+                its module is reloaded.
         """
 
-        def enter(cls: Class) -> Class:
-            taken = self._classes.get(name)
-            if taken is not None and (taken.__module__, taken.__qualname__) != (
+        def decorate(cls: Class) -> Class:
+            registered = self._classes.get(name)
+            if registered is not None and (registered.__module__, registered.__qualname__) != (
                 cls.__module__,
                 cls.__qualname__,
             ):
                 raise ValueError(
-                    f"{self.kind} {name!r} is already registered as {taken.__module__}.{taken.__qualname__}"
+                    f"{self.kind} {name!r} is already registered as "
+                    f"{registered.__module__}.{registered.__qualname__}"
                 )
             self._classes[name] = cls
             return cls
 
-        return enter
+        return decorate
 
     def get(self, name: str) -> type[T]:
-        """The class registered as `name`; raises ValueError that suggests the nearest name."""
+        """The class registered as `name`.
+
+        Raises:
+            ValueError: if the name is unknown; suggests the nearest.
+        """
         if name in self._classes:
             return self._classes[name]
-        hint = did_you_mean(name, self._classes)
-        raise ValueError(f"unknown {self.kind} {name!r}: {hint}registered are {', '.join(self.names())}")
+        raise ValueError(
+            f"unknown {self.kind} {name!r}. Registered are {', '.join(self.names())}."
+            f"{did_you_mean(name, self._classes)}"
+        )
 
     def names(self) -> list[str]:
         """All registered names, sorted."""

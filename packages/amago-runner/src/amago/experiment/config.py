@@ -196,7 +196,7 @@ class ExperimentConfig:
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
             for name in arguments:
                 if name not in known:
-                    raise TypeError(f"{cls.__name__} has no argument {name!r}. {did_you_mean(name, known)}")
+                    raise TypeError(f"{cls.__name__} has no argument {name!r}.{did_you_mean(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -270,7 +270,7 @@ class ExperimentConfig:
             if value not in options and not (value is None and name == "async_env_mp_context"):
                 listed = ", ".join(map(repr, options))
                 raise ValueError(
-                    f"{name} is {value!r}, must be one of {listed}. {did_you_mean(value, options)}".rstrip()
+                    f"{name} is {value!r}, must be one of {listed}.{did_you_mean(value, options)}"
                 )
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile is {self.compile!r}, must be True, False or 'auto'")

@@ -42,7 +42,7 @@ from amago.experiment.evaluator import (
 from amago.experiment.learner import Learner, make_adamw
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.run_file import write_config_text, write_run
-from amago.experiment.saved_policies import read_saved_policy
+from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.experiment.schedule import WarmupSchedule, is_due
 from amago.loading import BatchLoader, DiskTrajDataset
 from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
@@ -520,7 +520,7 @@ class Experiment(ExperimentConfig):
         if is_accelerate_state:
             self._restore(load_training_state(path, self.DEVICE))
         else:
-            self._load_weights(read_saved_policy(path, self.DEVICE).weights, path)
+            load_saved_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
             self.policy.on_checkpoint_loaded(is_resume=False)
 
     def write_latest_policy(self) -> None:
@@ -537,7 +537,7 @@ class Experiment(ExperimentConfig):
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return
-        self._load_weights(weights, self.checkpointer.latest_policy)
+        load_saved_policy(self.policy, weights, self.checkpointer.latest_policy)
         self.policy.on_checkpoint_loaded(is_resume=False)
 
     def delete_buffer_from_disk(self) -> None:
@@ -706,22 +706,11 @@ class Experiment(ExperimentConfig):
             )
         return saved
 
-    def _load_weights(self, weights: dict[str, Any], source: object) -> None:
-        try:
-            self.policy.load_state_dict(weights)
-        except RuntimeError as error:
-            differences = str(error).strip().split("\n")[1:]
-            first = differences[0].strip() if differences else str(error)
-            raise ValueError(
-                f"the weights in {source} belong to another network; the first of {len(differences)} differences: "
-                f"{first} Use the classes and gin settings of the run that saved them, listed in its config.txt."
-            ) from error
-
     def _restore(self, saved: TrainingState) -> None:
         """Restores a training state; the next epoch is the one after it."""
         assert self.dataset is not None
         state = saved.state
-        self._load_weights(saved.policy, "the training state")
+        load_saved_policy(self.policy, saved.policy, "the training state")
         self.optimizer.load_state_dict(saved.optimizer)
         self.counters = Counters(**state["counters"])
         self.counters.epoch += 1

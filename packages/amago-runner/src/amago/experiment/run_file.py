@@ -21,7 +21,7 @@ import gin
 from amago.experiment.checkpointer import write_json, write_text
 from amago.experiment.config import DATASET_ARGUMENTS, ExperimentConfig
 from amago.experiment.evaluator import HasSpaces
-from amago.experiment.gin_bindings import (
+from amago.experiment.gin_config import (
     NotWritableError,
     active_bindings,
     bind,

@@ -1,13 +1,12 @@
-"""What gin holds: the configurables that exist, the values bound to them, and both as JSON.
+"""gin's configurables and bindings: names, suggestions for unknown ones, and bindings as JSON for run.json.
 
-gin writes its own config strings without the classes that are bound, so a run could not be rebuilt from them;
-here a class becomes its import path. gin's tables of registered and bound names have no public accessor, which
-is why this one module reads `gin.config._REGISTRY` and `gin.config._CONFIG`.
+gin's own config strings omit bound classes, so a run could not be rebuilt from them; here a class is written as
+its import path. gin has no public list of configurables and bindings, so this module reads its
+tables `gin.config._REGISTRY` and `gin.config._CONFIG`.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -22,7 +21,9 @@ import gin
 import gin.config
 import numpy as np
 
-# Where configurables are defined. Builtin environments stay out: they import only what is played.
+from amago.nets.registry import did_you_mean
+
+# Packages that define configurables. Builtin environments are left out: each needs packages of its own.
 _PACKAGES = (
     "amago.nets",
     "amago.agent",
@@ -32,13 +33,13 @@ _PACKAGES = (
     "amago.utils",
     "amago.experiment",
 )
-_LEFT_OUT = ("amago.envs.builtin",)
+_SKIPPED = ("amago.envs.builtin",)
 _UNKNOWN_CONFIGURABLE = re.compile(r"No configurable matching (?:reference )?'@?([\w./]+)(?:\(\))?'")
 _UNKNOWN_PARAMETER = re.compile(r"Configurable '([\w./]+)' doesn't have a parameter named '(\w+)'")
 
 
 class Binding(NamedTuple):
-    """One value that gin holds: `scope/selector.parameter = value`, the scope mostly empty."""
+    """One bound value: `scope/selector.parameter = value`; the scope is usually empty."""
 
     scope: str
     selector: str
@@ -47,18 +48,18 @@ class Binding(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name that gin's files use on the left of "="."""
+        """The left side of "=" in a gin file."""
         prefix = f"{self.scope}/" if self.scope else ""
         return f"{prefix}{self.selector}.{self.parameter}"
 
 
 class NotWritableError(ValueError):
-    """A value that has no form in JSON from which it could be built again, a lambda for example."""
+    """A value that cannot be written as JSON and rebuilt from it, for example a lambda."""
 
 
 @contextmanager
 def unlocked() -> Iterator[None]:
-    """Lets gin be changed, and locks it again afterwards if it was locked, also after an exception."""
+    """Unlocks gin; afterwards locks it again if it was locked, also after an exception."""
     was_locked = gin.config_is_locked()
     try:
         with gin.unlock_config():
@@ -70,7 +71,7 @@ def unlocked() -> Iterator[None]:
 
 @functools.cache
 def import_configurables() -> None:
-    """Imports the installed packages' configurables, so that gin knows their names."""
+    """Imports every module of the installed packages that may define configurables."""
     with unlocked():
         for package in _PACKAGES:
             _import_tree(package)
@@ -80,17 +81,12 @@ def _import_tree(name: str) -> None:
     module = import_module(name)
     for child in pkgutil.iter_modules(getattr(module, "__path__", ())):
         full = f"{name}.{child.name}"
-        if full not in _LEFT_OUT and child.name != "__main__":
+        if full not in _SKIPPED and child.name != "__main__":
             _import_tree(full)
 
 
-def registered_selectors() -> list[str]:
-    """The full selectors of every configurable, gin's own excepted."""
-    return sorted(name for name, _ in gin.config._REGISTRY.items() if not name.startswith("gin."))
-
-
 def selector_of(configurable: Callable[..., Any]) -> str | None:
-    """The selector under which a class or function is registered, None if it is not configurable."""
+    """The full selector of a class or function; None if it is not configurable."""
     for selector, entry in gin.config._REGISTRY.items():
         if configurable is entry.wrapper or configurable is entry.wrapped:
             return selector
@@ -98,7 +94,7 @@ def selector_of(configurable: Callable[..., Any]) -> str | None:
 
 
 def parameters_of(configurable: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that gin may bind; also a base class's, if a constructor passes **kwargs on to it."""
+    """Names of the arguments that gin can bind, those of base classes included if `**kwargs` reach them."""
     constructors: list[Callable[..., Any]] = [configurable]
     if isinstance(configurable, type):
         constructors = [vars(cls)["__init__"] for cls in configurable.__mro__ if "__init__" in vars(cls)]
@@ -112,35 +108,23 @@ def parameters_of(configurable: Callable[..., Any]) -> list[str]:
     return list(names)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """ "did you mean ...?" with the most similar of the known names, or nothing if none is similar."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
-
-
 def explain(message: str) -> str:
-    """gin's complaint about a name that it does not know, with the nearest name that it does know."""
-    problem, *place = message.strip().split("\n")
+    """gin's error message about an unknown name, with the most similar known name."""
+    problem, *location = message.strip().split("\n")
     hint = ""
     if found := _UNKNOWN_PARAMETER.search(problem):
         names = parameters_of(gin.get_configurable(found[1].rpartition("/")[2]))
-        hint = nearest(found[2], names) or f"its parameters are {', '.join(names)}"
+        hint = did_you_mean(found[2], names) or f" Its parameters are {', '.join(names)}."
     elif found := _UNKNOWN_CONFIGURABLE.search(problem):
-        name = found[1].rpartition("/")[2]
-        selectors = registered_selectors()
-        known = selectors if "." in name else sorted({one.rpartition(".")[2] for one in selectors})
-        hint = nearest(name, known) or _nearest_by_last_part(name, selectors) or "is its module imported?"
-    return "\n".join([f"{problem} {hint}".rstrip(), *place])
-
-
-def _nearest_by_last_part(name: str, selectors: list[str]) -> str:
-    by_last_part = {one.rpartition(".")[2]: one for one in selectors}
-    near = difflib.get_close_matches(name.rpartition(".")[2], by_last_part, n=1)
-    return f"did you mean {by_last_part[near[0]]!r}?" if near else ""
+        selectors = [name.split(".") for name, _ in gin.config._REGISTRY.items()]
+        # A selector may be cut at any dot, so every ending is a name.
+        known = {".".join(parts[start:]) for parts in selectors for start in range(len(parts))}
+        hint = did_you_mean(found[1].rpartition("/")[2], sorted(known)) or " Is its module imported?"
+    return "\n".join([problem + hint, *location])
 
 
 def active_bindings() -> list[Binding]:
-    """Every value that gin holds, sorted by key."""
+    """All bound values, sorted by key."""
     bindings = [
         Binding(scope, selector, parameter, value)
         for (scope, selector), values in gin.config._CONFIG.items()
@@ -150,37 +134,35 @@ def active_bindings() -> list[Binding]:
 
 
 def import_path(target: Any) -> str:
-    """`module:qualified.name` of a class or function; NotWritableError if that does not lead back to it."""
+    """`module:qualified.name` of a class or function; raises NotWritableError if it cannot be imported by it."""
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not module or not name:
         raise NotWritableError(f"{target!r} has no import path")
     if "<lambda>" in name:
         line = target.__code__.co_firstlineno
-        raise NotWritableError(f"a lambda in {module}, line {line}, has no name to import it by")
+        raise NotWritableError(f"a lambda in {module}, line {line}, cannot be imported")
     if module == "__main__":
-        raise NotWritableError(
-            f"{name!r} is defined in the script that was started, which others cannot import"
-        )
+        raise NotWritableError(f"{name!r} is defined in the main script, which other processes cannot import")
     try:
         found = resolve(f"{module}:{name}")
     except (ImportError, AttributeError) as error:
         raise NotWritableError(f"{name!r} is local to a function of {module}") from error
     if found is not target:
-        raise NotWritableError(f"{module}:{name} now names something else")
+        raise NotWritableError(f"{module}:{name} is another object by now")
     return f"{module}:{name}"
 
 
 def resolve(path: str) -> Any:
-    """What an import path names."""
+    """The class or function of an import path."""
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), import_module(module))
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON: plain values as they are, others as a dict with one key that says what they are.
+    """A value as JSON: plain values as they are, others as a dictionary {kind: content}.
 
     Raises:
-        NotWritableError: the value, or something in it, cannot be rebuilt from text.
+        NotWritableError: the value, or a part of it, cannot be rebuilt from text.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -197,16 +179,16 @@ def encode(value: Any) -> Any:
     if isinstance(value, gin.config.ConfigurableReference):
         return {"gin": repr(value)}
     if isinstance(value, functools.partial):
-        parts = [import_path(value.func), [encode(arg) for arg in value.args], encode(dict(value.keywords))]
-        return {"partial": parts}
+        arguments = [encode(arg) for arg in value.args]
+        return {"partial": [import_path(value.func), arguments, encode(dict(value.keywords))]}
     return {"import": import_path(value)}
 
 
 def decode(value: Any) -> Any:
-    """Inverse of `encode`. What gin refers to must be imported.
+    """Inverse of `encode`. Configurables that a gin reference names must be imported.
 
     Raises:
-        ValueError: a form that `encode` never writes.
+        ValueError: a kind that `encode` does not write.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -230,7 +212,7 @@ def decode(value: Any) -> Any:
 
 
 def bindings_as_json() -> tuple[dict[str, Any], dict[str, str]]:
-    """What gin holds as {key: JSON}, and {key: reason} for what cannot be written."""
+    """All bound values as {key: JSON}, and {key: reason} for those that cannot be written."""
     written: dict[str, Any] = {}
     unwritable: dict[str, str] = {}
     for binding in active_bindings():
@@ -242,7 +224,7 @@ def bindings_as_json() -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def bind(bindings: Mapping[str, Any]) -> None:
-    """Binds what `bindings_as_json` wrote; importing what is needed, and leaving other bindings alone."""
+    """Binds values that `bindings_as_json` wrote, on top of the present ones."""
     import_configurables()
     with unlocked():
         for key, value in bindings.items():
