@@ -239,3 +239,5 @@ def test_double_buffering_collects_the_same_amounts_and_records_them(
     assert sum(trajectory_length(path) for path in files) == 2 * 4 * 20
     resumed = make_experiment(env_mode="async", double_buffer=True, parallel_actors=4, epochs=3, resume=True)
     assert run(resumed).counters.env_steps == 3 * 4 * 20
+    with pytest.raises(ValueError, match="double_buffer differs"):
+        make_experiment(env_mode="async", parallel_actors=4, epochs=4, resume=True).start()

@@ -127,10 +127,16 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restores `state_dict`.
+
+        Raises:
+            ValueError: the state was saved with another setting of double buffering or of exploration.
+        """
         if state["exploration"]:
             self.envs.load_exploration_state(state["exploration"])
         if self.recorder is not None and state["recorder"] is not None:
+            if isinstance(self.recorder, SplitRecorder) != ("halves" in state["recorder"]):
+                raise ValueError("double_buffer differs from the run that saved the checkpoint: use the same")
             self.recorder.load_state_dict(state["recorder"])
         self.reset_due = True
 

@@ -686,9 +686,10 @@ class Experiment(ExperimentConfig):
     def _progress(self, section: str) -> Callable[[int], None]:
         """The function that a rollout calls after every step: counts timesteps and notifies callbacks."""
         listeners = [callback.on_rollout_step for callback in self._all_callbacks()]
+        processes = self.processes.count
 
         def progress(env_steps: int) -> None:
-            env_steps *= self.processes.count
+            env_steps *= processes
             if section == "train":
                 self.counters.env_steps += env_steps
             for listener in listeners:
