@@ -109,9 +109,12 @@ class AMAGOEnv(ForwardingWrapper):
             key: space for key, space in self.observation_space.spaces.items() if space is not mapped.get(key)
         }
         space: Any = self.env.observation_space
-        if edited:
-            inner = space.spaces if isinstance(space, gym.spaces.Dict) else {DEFAULT_KEY: space}
-            space = gym.spaces.Dict({**inner, **edited})
+        if isinstance(space, gym.spaces.Dict):
+            space = gym.spaces.Dict({**space.spaces, **edited})
+        elif set(edited) - {DEFAULT_KEY}:
+            space = gym.spaces.Dict({DEFAULT_KEY: space, **edited})
+        else:
+            space = edited.get(DEFAULT_KEY, space)
         return ObservationMapper(space, batched_envs)
 
     @property
