@@ -1,4 +1,4 @@
-"""Batches for the learner, from this process or from loader workers."""
+"""BatchLoader: batches from this process or from loader workers."""
 
 import multiprocessing
 import os
@@ -73,7 +73,7 @@ def test_workers_see_files_that_came_between_epochs(buffer, fill) -> None:
 
 
 class ProcessIds(RLDataset):
-    """Every reward is the id of the process that drew it; `level` changes in the main process."""
+    """Every reward is the id of the sampling process; `level` changes in the main process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class ProcessIds(RLDataset):
         )
 
 
-class TellsWorkers(ProcessIds):
+class WithWorkerState(ProcessIds):
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         self.level += 1
         return {}
@@ -101,7 +101,7 @@ class TellsWorkers(ProcessIds):
         self.level = state
 
 
-class TellsNobody(ProcessIds):
+class WithoutWorkerState(ProcessIds):
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         self.level += 1
         return {}
@@ -133,8 +133,8 @@ def test_workers_persist_from_epoch_to_epoch() -> None:
         )
 
 
-@pytest.mark.parametrize("dataset_type", [TellsWorkers, TellsNobody])
-def test_what_changes_in_the_main_process_reaches_workers(dataset_type: type[ProcessIds]) -> None:
+@pytest.mark.parametrize("dataset_type", [WithWorkerState, WithoutWorkerState])
+def test_changes_in_the_main_process_reach_workers(dataset_type: type[ProcessIds]) -> None:
     dataset = dataset_type()
     dataset.configure(24, 4, "none", False)
     loader = load(dataset, 1)
@@ -146,17 +146,17 @@ def test_what_changes_in_the_main_process_reaches_workers(dataset_type: type[Pro
     assert levels == [{1}, {2}, {3}]
 
 
-def test_only_datasets_that_keep_their_changes_to_themselves_need_new_workers(tmp_path) -> None:
+def test_workers_restart_only_for_datasets_that_change_without_worker_state(tmp_path) -> None:
     class Customised(DiskTrajDataset):
         def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
             return super().on_end_of_collection(experiment)
 
     assert ProcessIds().workers_can_persist
-    assert TellsWorkers().workers_can_persist
-    assert not TellsNobody().workers_can_persist
+    assert WithWorkerState().workers_can_persist
+    assert not WithoutWorkerState().workers_can_persist
     assert DiskTrajDataset(tmp_path, "a", 1).workers_can_persist
     assert not Customised(tmp_path, "a", 1).workers_can_persist
-    assert not MixtureOfDatasets([ProcessIds(), TellsNobody()], [1, 1]).workers_can_persist
+    assert not MixtureOfDatasets([ProcessIds(), WithoutWorkerState()], [1, 1]).workers_can_persist
 
 
 def test_new_weights_of_a_mixture_reach_persistent_workers(buffer, tmp_path, fill) -> None:

@@ -1,4 +1,4 @@
-"""`amago-run inspect`: the figures of a buffer, by folder and environment, for people and for programs."""
+"""`amago-run inspect`: statistics of a buffer as a table and as JSON."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def buffer(tmp_path: Path, fill: Fill) -> Path:
     return tmp_path / "dataset"
 
 
-def test_figures_are_told_by_folder_and_environment(buffer: Path):
+def test_statistics_are_grouped_by_folder_and_environment(buffer: Path):
     result = run(buffer, "--json")
     report = json.loads(result.output)
     fifo, protected = report["folders"]["fifo"], report["folders"]["protected"]
@@ -54,7 +54,7 @@ def test_figures_are_told_by_folder_and_environment(buffer: Path):
     assert protected["environments"]["maze"]["transitions"] == 10
 
 
-def test_bad_unfinished_and_foreign_files_are_told_and_bad_ones_by_the_exit_code(buffer: Path):
+def test_bad_unfinished_and_foreign_files_are_reported(buffer: Path):
     result = run(buffer, "--json")
     fifo = json.loads(result.output)["folders"]["fifo"]
     assert result.exit_code == 1
@@ -87,11 +87,11 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
     assert "there is no file or folder" in " ".join(result.output.replace("│", " ").split())
 
 
-def test_an_empty_folder_is_told(tmp_path: Path):
+def test_an_empty_folder_is_reported(tmp_path: Path):
     assert "0 trajectory files" in run(tmp_path).output
 
 
-def test_everything_under_a_trajectorys_name_that_is_none_is_told(tmp_path: Path):
+def test_entries_that_are_not_trajectories_are_reported(tmp_path: Path):
     (tmp_path / "empty_00000000_1.npz").write_bytes(b"")
     (tmp_path / "empty_00000001_1.traj").write_bytes(b"")
     (tmp_path / "folder_00000002_1.npz").mkdir()
@@ -113,7 +113,7 @@ def test_everything_under_a_trajectorys_name_that_is_none_is_told(tmp_path: Path
     )
 
 
-def test_rewards_that_are_not_finite_are_counted_and_spoil_no_figure(tmp_path: Path, make_traj):
+def test_rewards_that_are_not_finite_are_counted_and_excluded(tmp_path: Path, make_traj):
     for number, reward in enumerate((None, np.nan, np.inf)):
         traj = make_traj(4, number)
         if reward is not None:
@@ -130,7 +130,7 @@ def test_rewards_that_are_not_finite_are_counted_and_spoil_no_figure(tmp_path: P
     assert run(tmp_path).exit_code == 0
 
 
-def test_files_that_cannot_share_a_batch_with_the_others_are_told(tmp_path: Path, fill: Fill, make_traj):
+def test_files_with_other_arrays_are_reported(tmp_path: Path, fill: Fill, make_traj):
     fill(tmp_path, 3)
     save_trajectory(make_traj(4, width=5), tmp_path / "env_00000009_1", "npz", "env")
     (folder,) = json.loads(run(tmp_path, "--json").output)["folders"].values()
@@ -164,7 +164,7 @@ def test_names_cannot_command_the_terminal_or_begin_lines(tmp_path: Path, fill: 
     assert not set(output) & set("\x1b\r\x9b\u202e")
 
 
-def test_what_cannot_be_looked_into_is_told(tmp_path: Path):
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path):
     result = run(tmp_path / ("x" * 300))
     assert result.exit_code == 2
     assert "too long" in " ".join(result.output.split())

@@ -64,6 +64,13 @@ def test_files_that_are_gone_at_a_resume_are_warned_about(make_dataset, fill) ->
         make_dataset().load_state_dict(state)
 
 
+def test_a_checkpoint_that_lists_a_file_outside_the_buffer_is_refused(make_dataset, tmp_path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for state in ({"files": ["../mine"], "on_hold": []}, {"files": [], "on_hold": ["/mine"]}):
+        with pytest.raises(ValueError, match="mine"):
+            make_dataset().load_state_dict({"fifo": state}, move_later_files_aside=True)
+
+
 def test_what_was_on_hold_at_a_checkpoint_is_removed_after_a_resume(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=2)
     fill(dataset.fifo_folder, 2)

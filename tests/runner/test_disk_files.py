@@ -40,7 +40,7 @@ def test_files_still_being_written_are_left_alone(make_dataset, fill, numbers) -
 
 @pytest.fixture
 def bad_file(make_traj, tmp_path) -> Callable[[str, Path], Path]:
-    """Writes a file into a folder that is no trajectory, in the way that is named."""
+    """Writes an unusable file of the given kind."""
 
     def write(way: str, folder: Path) -> Path:
         whole = save_trajectory(make_traj(5), tmp_path / "env_000000ff_7", "npz", "env").read_bytes()
@@ -67,9 +67,7 @@ WAYS = ["foreign name", "torn", "empty", "pickled", "torn traj"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_file_that_is_no_trajectory_is_quarantined_with_one_warning(
-    make_dataset, fill, bad_file, way, numbers
-) -> None:
+def test_an_unusable_file_is_quarantined_with_one_warning(make_dataset, fill, bad_file, way, numbers) -> None:
     dataset = make_dataset()
     fill(dataset.fifo_folder, 2)
     path = bad_file(way, dataset.fifo_folder)

@@ -13,9 +13,8 @@ import pytest
 
 from amago.envs import AMAGOEnv
 from amago.hindsight import FrozenTraj, Relabeler, load_trajectory
-from amago.loading import BatchLoader, DiskTrajDataset, OfflineDataset, RLData_pad_collate
+from amago.loading import DiskTrajDataset, OfflineDataset
 from amago.loading.offline import episodes_from_arrays, episodes_from_file, episodes_from_minari
-from amago.loading.offline.array_files import actions_and_names
 
 LENGTHS = [3, 1, 4]
 DISCRETE = gym.spaces.Discrete(3)
@@ -76,7 +75,7 @@ def test_without_next_observations_an_episode_cut_off_loses_its_last_transition_
     assert (first.obs["observation"][:, 0] == 0).all()
 
 
-def test_an_episode_of_which_nothing_is_left_is_passed_over():
+def test_an_episode_without_transitions_is_skipped():
     assert [len(episode) for episode in split(rows(next_observations=None))] == [3, 4]
 
 
@@ -182,7 +181,7 @@ def test_an_observation_space_makes_what_the_environment_wrapper_makes():
         ({"actions": np.array(["a"] * 8)}, "must be numbers"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str):
+def test_arrays_that_do_not_fit_are_named(changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         split(rows(**changes))
 
@@ -223,20 +222,6 @@ def test_hdf5_and_npz_files_hold_what_arrays_do(tmp_path: Path):
         assert_same(episodes_from_file(tmp_path / name, DISCRETE), iter(split(rows())))
 
 
-def test_links_that_lead_nowhere_and_later_groups_do_not_matter_to_what_the_actions_are(tmp_path: Path):
-    path = tmp_path / "data.h5"
-    with h5py.File(path, "w") as file:
-        file["a_link"] = h5py.SoftLink("/nowhere")
-        file["another"] = h5py.ExternalLink("missing.h5", "/data")
-        for number in range(3):
-            file[f"episode_{number}/actions"] = np.zeros((5, 2 + number), np.float32)
-        file["z_link"] = h5py.SoftLink("/nowhere")
-    assert actions_and_names(path) == ((2,), np.dtype(np.float32), [])
-    with h5py.File(path, "a") as file:
-        file["actions"] = np.zeros(7, np.int64)
-    assert actions_and_names(path) == ((), np.dtype(np.int64), [])
-
-
 def test_dict_observations_are_members_with_a_slash_or_groups(tmp_path: Path):
     observations = {"a": rows()["observations"], "b": rows()["rewards"]}
     arrays = rows(observations=observations, next_observations=None)
@@ -250,7 +235,7 @@ def test_dict_observations_are_members_with_a_slash_or_groups(tmp_path: Path):
     assert set(expected[0].obs) == {"a", "b"}
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path):
+def test_a_file_of_another_type_is_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"no file .*data\.npz"):
         OfflineDataset(tmp_path / "data.npz")
     with pytest.raises(ValueError, match=r"suffixes are \.npz, \.h5, \.hdf5"):
@@ -497,18 +482,6 @@ def test_trajectories_can_be_given_directly_and_must_be_alike():
         OfflineDataset([*episodes, *other])
     with pytest.raises(ValueError, match="no episode"):
         OfflineDataset([])
-
-
-def test_batches_come_through_loader_workers(tmp_path: Path):
-    dataset = configured(OfflineDataset(long_rows(), DISCRETE, store=tmp_path / "store"), max_seq_len=8)
-    loader = BatchLoader(
-        dataset, batch_size=4, batches_per_epoch=100, workers=2, device="cpu", seed=0, rank=0
-    )
-    batches = list(loader.epoch(0))
-    loader.close()
-    assert len(batches) == 100
-    alone = RLData_pad_collate([dataset[i] for i in range(4)])
-    np.testing.assert_array_equal(batches[0].rews, alone.rews)
 
 
 README = Path(__file__).parents[2] / "packages" / "amago-runner" / "README.md"

@@ -1,4 +1,4 @@
-"""Which windows and files are drawn, and how often."""
+"""Distribution of sampled windows and files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -163,7 +163,7 @@ def test_a_dataset_can_balance_environments(make_weighted, fill) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataset_can_prioritise_and_change_its_mind_between_epochs(make_weighted, fill, workers) -> None:
+def test_a_dataset_can_change_its_weights_between_epochs(make_weighted, fill, workers) -> None:
     dataset = make_weighted(Prioritised)
     names = [path.name for path in fill(dataset.fifo_folder, 4)]
     loader = BatchLoader(dataset, batch_size=50, batches_per_epoch=4, workers=workers, device="cpu", seed=0)
@@ -194,13 +194,13 @@ def weighted(tmp_path, fill) -> Callable[..., DiskTrajDataset]:
 @pytest.mark.parametrize(
     "weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")]], ids=["few", "negative", "zero", "nan"]
 )
-def test_weights_that_are_none_are_refused(weighted, weights) -> None:
+def test_invalid_weights_are_refused(weighted, weights) -> None:
     with pytest.raises(ValueError, match="sampling_weights"):
         weighted(weights)[0]
 
 
 @pytest.mark.parametrize("weights", [["a", "b"], {"a": 1.0}], ids=str)
-def test_weights_that_are_no_numbers_are_refused(weighted, weights) -> None:
+def test_weights_that_are_not_numbers_are_refused(weighted, weights) -> None:
     with pytest.raises(TypeError, match="sampling_weights must return numbers"):
         weighted(weights)[0]
 
@@ -215,7 +215,7 @@ def test_only_the_ratios_of_weights_count(weighted, weights) -> None:
     assert 60 < lengths.count(10) < 140  # 100 with a standard deviation of 7
 
 
-def test_relabelling_sees_whole_pieces_in_batches_too(make_dataset, fill) -> None:
+def test_relabelers_see_whole_trajectories(make_dataset, fill) -> None:
     seen: list[int] = []
 
     class Reached(Relabeler):
@@ -229,7 +229,7 @@ def test_relabelling_sees_whole_pieces_in_batches_too(make_dataset, fill) -> Non
     loader = BatchLoader(dataset, batch_size=5, batches_per_epoch=4, workers=0, device="cpu", seed=0)
     for batch in loader.epoch(0):
         goals = batch.obs["goal"][:, :, 1]
-        assert (goals == goals[:, :1]).all()  # the last timestep of the piece, wherever the window lies
+        assert (goals == goals[:, :1]).all()  # the last timestep of the trajectory
         assert set(goals[:, 0].tolist()) <= {10.0, 20.0, 30.0}
         assert batch.length == 4
     assert set(seen) == {10, 20, 30}

@@ -33,6 +33,10 @@ MAX_SCHEMA_MISMATCHES = 16
 """Files with other arrays that are quarantined before training stops: more are not an accident."""
 
 
+FILE_ERRORS = (CorruptTrajectoryError, FileNotFoundError, PermissionError, IsADirectoryError)
+"""Errors that concern a single file; any other error, e.g. too many open files, stops training."""
+
+
 class SchemaMismatchError(CorruptTrajectoryError):
     """The arrays of a trajectory file differ from those of the buffer's other files."""
 
@@ -86,7 +90,7 @@ class FileSampler:
     def __init__(self, index: FileIndex, cache_bytes: int) -> None:
         self.index = index
         self.cache = TrajectoryCache(cache_bytes)
-        self._headers: OrderedDict[TrajFile, TrajectoryHeader] = OrderedDict()
+        self._headers: dict[TrajFile, TrajectoryHeader] = {}
         self._lengths: dict[TrajFile, int] = {}
         self.written_file: str | None = None
         self._reference: tuple[str, Schema] | None = None
@@ -119,7 +123,7 @@ class FileSampler:
                 continue
             try:
                 return read(file)
-            except (CorruptTrajectoryError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            except FILE_ERRORS as error:
                 failure = error
                 self.handle_unreadable(file, error)
 
@@ -127,7 +131,7 @@ class FileSampler:
         """Skips a deleted file; quarantines any other.
 
         Raises:
-            RuntimeError: if too many files have other arrays than the first.
+            RuntimeError: if too many files have other arrays than the reference file.
         """
         if isinstance(error, FileNotFoundError):
             self.index.discard(file)
@@ -208,7 +212,7 @@ class FileSampler:
             self._check_schema(file, header.schema)
             self._headers[file] = header
             if len(self._headers) > KEPT_HEADERS:
-                self._headers.popitem(last=False)
+                del self._headers[next(iter(self._headers))]
         return header
 
     def _check_schema(self, file: TrajFile, schema: Schema) -> None:

@@ -16,10 +16,10 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
 from amago.loading.dataset import RLDataset
 from amago.loading.file_index import FileIndex, TrajFile
-from amago.loading.file_sampler import FileSampler, Schema, TrajectoryCache
+from amago.loading.file_sampler import FILE_ERRORS, FileSampler, Schema, TrajectoryCache
 from amago.loading.retained_files import RetainedFiles
 from amago.loading.rl_data import RLData
 from amago.utils import amago_warning
@@ -162,7 +162,7 @@ class DiskTrajDataset(RLDataset):
         for i, file in enumerate(files):
             try:
                 lengths[i] = self._sampler.length(file)
-            except (OSError, CorruptTrajectoryError) as error:
+            except FILE_ERRORS as error:
                 self._sampler.handle_unreadable(file, error)
         return lengths
 

@@ -64,7 +64,13 @@ class RetainedFiles:
             state: result of `state_dict`.
             present: names of the files that are in the folder now.
             move_later_files_aside: move files that the checkpoint does not list to `aside`.
+
+        Raises:
+            ValueError: if a name leads out of the folder.
         """
+        for name in (*state["files"], *state["on_hold"]):
+            if os.path.basename(name) != name:
+                raise ValueError(f"the checkpoint lists {name!r}, which is not a file name in {self.folder}")
         listed, here = set(state["files"]), set(present)
         missing = {name for name in listed - here if not _move(self.on_hold / name, self.folder)}
         if missing:
