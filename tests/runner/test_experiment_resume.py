@@ -16,7 +16,7 @@ MakeExperiment = Callable[..., Experiment]
 
 
 class Killed(Exception):
-    """Stands for what ends a process."""
+    """Raised where a real process would be killed."""
 
 
 class Killer(Callback):

@@ -229,18 +229,19 @@ def test_too_many_in_a_row_stop_the_run_and_save_the_batch(make_learner: MakeLea
     assert torch.equal(saved["0/obs/observation"], bad.obs["observation"])
 
 
-def test_a_buffer_of_another_environment_is_told(make_experiment, fill, tmp_path: Path) -> None:
-    """Instead of the matrices that do not go together."""
+def test_training_on_a_buffer_of_another_environment_names_the_arrays_that_differ(
+    make_experiment: Callable[..., Any], fill: Callable[..., Any]
+) -> None:
     experiment = make_experiment(start_collecting_at_epoch=float("inf"))
     fill(experiment.dataset.fifo_folder, 8)
     experiment.start()
-    with pytest.raises(ValueError, match="do not fit the environment") as told:
+    with pytest.raises(ValueError, match="do not fit the environment") as raised:
         experiment.learn()
-    for part in (
+    for words in (
         "observation 'observation' has shape (2,) in them and (3,) in the environment",
         "dset_name",
     ):
-        assert part in str(told.value)
+        assert words in str(raised.value)
 
 
 def test_an_error_of_a_batch_that_fits_arrives_as_it_is(make_learner: MakeLearner) -> None:

@@ -129,7 +129,7 @@ def load_policy(path: Path, device: torch.device) -> dict[str, Any]:
         ValueError: the file is damaged.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there are no policy weights at {path}{what_is_there(path)}")
+        raise FileNotFoundError(f"{path} is not a file of policy weights; {_listing(path)}")
     try:
         weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -154,8 +154,8 @@ def load_training_state(path: Path, device: torch.device) -> TrainingState:
 def read_state(path: Path) -> dict[str, Any]:
     """Reads the JSON of a training state; raises as `load_training_state`."""
     if not path.is_dir():
-        hint = ". To load weights only, pass is_accelerate_state=False." if path.is_file() else ""
-        raise FileNotFoundError(f"there is no training state at {path}{what_is_there(path)}{hint}")
+        hint = " To load weights only, pass is_accelerate_state=False." if path.is_file() else ""
+        raise FileNotFoundError(f"{path} is not the folder of a training state; {_listing(path)}.{hint}")
     if not (path / "state.json").is_file():
         raise ValueError(
             f"{path} contains no state.json, so it is not a training state of this library. To use the weights of "
@@ -192,17 +192,8 @@ def write_text(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def what_is_there(path: Path) -> str:
-    """Explains a missing file by what exists at its path or in its folder; for error messages."""
-    if path.is_dir():
-        return f": that is a folder with {_names(path)}, name a file"
-    if path.exists():
-        return ": that is a file"
-    if not path.parent.is_dir():
-        return f": there is no folder {path.parent}"
-    return f": it does not exist; the folder {path.parent} has {_names(path.parent)}"
-
-
-def _names(folder: Path) -> str:
+def _listing(path: Path) -> str:
+    """What the folder at `path`, or its nearest existing parent, contains; for error messages."""
+    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    return ", ".join(names) or "no files"
+    return f"the folder {folder} contains {', '.join(names) or 'no files'}"
