@@ -23,7 +23,7 @@ from amago.agent import Agent
 from amago.agent.acting import compile_actor
 from amago.nets.traj_encoders import MambaTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from benchmarks.rollout_rows import ENCODERS, LAYERS, WIDTH
+from benchmarks.rollout import ENCODERS, LAYERS, WIDTH
 
 KINDS: dict[str, Any] = ENCODERS | {"Mamba": partial(MambaTrajEncoder, d_model=WIDTH, n_layers=LAYERS)}
 ACTIONS = 5

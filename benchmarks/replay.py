@@ -1,17 +1,16 @@
-"""Batches per second from the replay buffer, and what keeping the list of its files costs.
+"""Batches per second from the replay buffer, and the cost of listing its files.
 
     .venv/bin/python -m benchmarks.replay
     .venv/bin/python -m benchmarks.replay --only "many files" --no-save
 
-24 sequences of at most 128 transitions in a batch. The first two workloads are those of the reference figures that
-are quoted in their rows: 116 batches per second from 500 files of 1,000 steps with 32 floats, 146 from 2,000 files
-of 80 steps, both without loader workers. The others vary one thing at a time: the format, the cache of decoded
-trajectories, images, workers, the number of files, and whether the system has the files in its memory (cold: they
-are dropped from it before every batch, as far as the file system lets them).
+A batch holds 24 sequences of at most 128 transitions. The first two workloads have figures of the reference:
+116 batches per second from 500 files of 1,000 steps with 32 floats, 146 from 2,000 files of 80 steps, both
+without loader workers. The others vary the format, the cache of decoded trajectories, images, workers, the number
+of files, and the page cache (cold: the files are dropped from it before every epoch, if the file system allows).
 
-Every row is measured in a process of its own, which keeps freed memory as a learner's does on a CPU; without that,
-four fifths of the time of the images go into page faults. An epoch to warm up, then epochs until the time given is
-over. Rows go to benchmarks/results/replay.csv.
+Every row runs in its own process, which keeps freed memory as a learner does on a CPU; otherwise page faults take
+four fifths of the time of the images. One epoch to warm up, then epochs until the given time is over. Rows are
+added to benchmarks/results/replay.csv.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ import numpy.typing as npt
 
 from amago.hindsight import FrozenTraj, save_trajectory, trajectory_filename
 from amago.kernels.memory import keep_freed_memory
-from amago.loading import DiskTrajDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset
 from benchmarks.machine import ROOT, append, describe
 
 RESULTS = Path(__file__).parent / "results" / "replay.csv"
@@ -56,7 +54,7 @@ SHOWN = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What to measure. `quoted` is the reference's figure for the same workload, batches per second; 0 if none."""
+    """A measurement. `quoted` is the reference's figure for this workload in batches per second, or 0."""
 
     workload: str
     files: int
@@ -100,7 +98,7 @@ FORMATS = ("npz", "traj", "npz-compressed")
 
 
 def trajectory(row: Row, number: int) -> FrozenTraj:
-    """One of the trajectories; images are smooth, so that they compress about as those of games do."""
+    """Trajectory `number`; its images are smooth, so that they compress about as well as those of games."""
     rng = np.random.default_rng(number)
     steps, wide = row.steps, np.float32
     if row.image:
@@ -122,7 +120,7 @@ def trajectory(row: Row, number: int) -> FrozenTraj:
 
 
 def fill(row: Row, folder: Path) -> None:
-    """Writes the files; beyond `DISTINCT_FILES` further names for the same ones, which read like any other."""
+    """Writes the files; those beyond `DISTINCT_FILES` are hard links to earlier ones."""
     written: list[Path] = []
     for number in range(row.files):
         name = trajectory_filename("env", number >> 20, number, 1_700_000_000 + number)
@@ -134,7 +132,7 @@ def fill(row: Row, folder: Path) -> None:
 
 
 def drop_from_memory(folder: Path) -> None:
-    """Asks the system to forget what it holds of the files."""
+    """Drops the files from the page cache."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -143,13 +141,13 @@ def drop_from_memory(folder: Path) -> None:
 
 
 def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
-    """Everything that a row of the results says."""
+    """Measures one row; returns all columns of the results."""
     keep_freed_memory()
     dataset = DiskTrajDataset(root, "buffer", 10**9, cache_bytes=(512 << 20) if row.cache else 0)
-    fill(row, dataset.fifo.path)
+    fill(row, dataset.fifo_folder)
     dataset.configure(BATCH_SIZE * row.epoch, LENGTH, "none", True)
     began = time.perf_counter()
-    dataset.refresh(force=True)
+    dataset.index.refresh(force=True)
     listed = time.perf_counter() - began
     loader = BatchLoader(
         dataset, batch_size=BATCH_SIZE, batches_per_epoch=row.epoch, workers=row.workers, device="cpu", seed=0
@@ -164,11 +162,10 @@ def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
             pass
     rates: list[float] = []
     epoch, spent = 0, 0.0
-    listings = dataset.fifo.listings
     while spent < seconds or len(rates) < 3:
         epoch += 1
         if row.page_cache == "cold":
-            drop_from_memory(dataset.fifo.path)
+            drop_from_memory(dataset.fifo_folder)
         began = time.perf_counter()
         for _ in loader.epoch(epoch):
             pass
@@ -186,12 +183,11 @@ def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
         "mib_per_s": f"{rate * nbytes / 2**20:.0f}",
         "first_epoch_s": f"{first_epoch:.3f}",
         "listing_s": f"{listed:.4f}",
-        "listings_per_epoch": f"{(dataset.fifo.listings - listings) / epoch:.2f}",
     }
 
 
 def in_a_process_of_its_own(row: Row, seconds: float, folder: str) -> dict[str, str]:
-    """`measure` there, in a folder that is removed afterwards."""
+    """Runs `measure` in a subprocess, in a folder that is removed afterwards."""
     root = tempfile.mkdtemp(dir=folder)
     job = json.dumps([dataclasses.asdict(row), seconds, root])
     try:
@@ -206,15 +202,15 @@ def in_a_process_of_its_own(row: Row, seconds: float, folder: str) -> dict[str, 
 
 
 def main() -> None:
-    """Measure every row, print it, and add it to the results."""
+    """Measures every row, prints it, and adds it to the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="timed in each row")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where buffers are made, and removed")
-    parser.add_argument("--only", default="", help="workloads whose name contains this")
-    parser.add_argument("--rows", default=":", help="the rows from and up to these numbers, as in 5:9")
-    parser.add_argument("--no-save", action="store_true", help="print, but leave the results file alone")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds measured per row")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for temporary buffers")
+    parser.add_argument("--only", default="", help="only workloads whose name contains this")
+    parser.add_argument("--rows", default=":", help="range of rows, e.g. 5:9")
+    parser.add_argument("--no-save", action="store_true", help="print without adding to the results file")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:

@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     config: dict[str, Any] = {
         "Actor.d_hidden": 128,
         "NCritics.d_hidden": 128,
-        # Files differ in length: drawing them all alike would show mostly the short episodes of bad policies.
+        # Sampling files uniformly would mostly show the short episodes of bad policies.
         "DiskTrajDataset.sample_by": "timesteps",
     }
     tstep_encoder = switch_tstep_encoder(config, "ff", d_hidden=128, d_output=64)
     traj_encoder = switch_traj_encoder(config, args.traj_encoder, args.memory_size, args.memory_layers)
-    # The reward is 1 in every step, so short discounts have nothing to tell apart and would only disturb. Quick
-    # targets and 5-step returns let values that sum up 100 steps grow within few updates.
+    # The reward is 1 in every step, so short discounts carry no information. A large tau and 5-step returns let
+    # values that sum 100 rewards grow within few updates.
     agent = switch_agent(
         config,
         args.agent_type,
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
         tau=0.1,
         n_step=5,
     )
-    # Counted in steps of one actor.
+    # In steps of one actor.
     anneal = int(0.8 * args.epochs * args.timesteps_per_epoch)
     exploration = switch_exploration(config, "egreedy", eps_end=0.01, steps_anneal=anneal)
     use_config(config, args.configs)
@@ -71,11 +71,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             traj_encoder_type=traj_encoder,
             exploration_wrapper_type=exploration,
             val_timesteps_per_epoch=1000,
-            # Windows may overhang a piece: those inside it alone would hardly ever show its last step, the fall.
+            # Windows may extend past both ends of a trajectory; otherwise its last step, the fall, is rare.
             padded_sampling="both",
             learning_rate=5e-4,
             lr_warmup_steps=100,
-            # The policy's most likely action: its distribution always keeps some probability for mistakes.
+            # Evaluate the most likely action; a sampled one is sometimes a mistake.
             sample_actions_val=False,
         )
 

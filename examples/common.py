@@ -1,4 +1,4 @@
-"""What the examples share: their command line, and the course of a run from start to final evaluation."""
+"""Code that the examples share: their options, and a run from start to final evaluation."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def make_parser(description: str, eval_episodes: int = 100) -> ArgumentParser:
     parser.add_argument(
         "--eval_episodes", type=int, default=eval_episodes, help="episodes of the final evaluation"
     )
-    # In this process alone: others would cost more than they save here.
+    # At this size, worker processes cost more time than they save.
     parser.set_defaults(env_mode="sync", dloader_workers=0, val_interval=10, dset_max_size=2000)
     return parser
 
@@ -22,11 +22,11 @@ def make_parser(description: str, eval_episodes: int = 100) -> ArgumentParser:
 def train(
     args: Namespace, make_experiment: Callable[[str], Experiment], make_env: Callable[[], AMAGOEnv]
 ) -> dict[str, float]:
-    """Trains as often as `--trials` says and returns the metrics of the last trial's final evaluation.
+    """Trains `--trials` runs and returns the metrics of the last one's final evaluation.
 
     Args:
-        args: of `make_parser`.
-        make_experiment: builds the experiment of the run with the given name.
+        args: parsed options of `make_parser`.
+        make_experiment: makes the experiment of a run, given its name.
         make_env: makes an environment for the final evaluation.
     """
     metrics: dict[str, float] = {}

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     tstep_encoder = switch_tstep_encoder(config, "ff", d_hidden=64, d_output=64, n_layers=1)
     traj_encoder = switch_traj_encoder(config, args.traj_encoder, args.memory_size, args.memory_layers)
     agent = switch_agent(config, args.agent_type, gamma=0.95, reward_multiplier=1.0, tau=0.01)
-    # Counted in steps of one actor.
+    # In steps of one actor.
     anneal = int(0.8 * args.epochs * args.timesteps_per_epoch)
     exploration = switch_exploration(config, "egreedy", eps_end=0.01, steps_anneal=anneal)
     use_config(config, args.configs)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             make_train_env=make_env,
             make_val_env=make_env,
             max_seq_len=25,
-            # An episode has 200 steps: in pieces, it is there to learn from before it ends.
+            # Episodes of 200 steps are written in segments, so learning need not wait for their end.
             traj_save_len=50,
             group_name="examples",
             run_name=run_name,
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             val_timesteps_per_epoch=400,
             learning_rate=5e-4,
             lr_warmup_steps=100,
-            # The mean of the policy's distribution, without its noise.
+            # Evaluate the mean of the policy's distribution.
             sample_actions_val=False,
         )
 

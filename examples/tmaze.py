@@ -27,7 +27,7 @@ from amago.envs.exploration import EpsilonGreedy
 
 @gin.configurable
 class FirstAndLastSteps(EpsilonGreedy):
-    """Epsilon-greedy in the first and the last step of an episode: one slip in between costs the goal."""
+    """Epsilon-greedy in the first and last step of an episode only; any wrong step in between costs the goal."""
 
     def __init__(
         self, amago_env: AMAGOEnv, corridor_length: int = gin.REQUIRED, steps_anneal: int = 1_000_000
@@ -36,7 +36,7 @@ class FirstAndLastSteps(EpsilonGreedy):
         self.corridor_length = corridor_length
 
     def current_eps(self, local_step: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Epsilon of each environment, 0 in the corridor."""
+        """Epsilon of each environment; 0 in the corridor."""
         eps = super().current_eps(local_step)
         eps[(local_step > 0) & (local_step < self.corridor_length)] = 0.0
         return eps
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             val_timesteps_per_epoch=2 * (length + 1),
             learning_rate=5e-4,
             lr_warmup_steps=100,
-            # A policy that draws every action slips in the corridor now and then, and then comes too late.
+            # A sampled action that wastes one step in the corridor costs the goal.
             sample_actions_val=False,
         )
 

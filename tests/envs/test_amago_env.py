@@ -7,9 +7,10 @@ from gymnasium import spaces
 
 import amago.envs
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpsilonGreedy
-from amago.envs.compat import check_gymnasium_version
 from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv
+from amago.envs.gymnasium_compat import check_gymnasium_version
 from amago.envs.metrics import extract_metrics
+from amago.envs.vector import make_vector_env
 
 
 def test_reset_returns_a_timestep_of_zeros_around_the_observation(space_env):
@@ -437,3 +438,63 @@ def test_the_package_exports_its_public_names():
         assert getattr(amago.envs, name) is not None
     with pytest.raises(AttributeError, match="Nothing"):
         _ = amago.envs.Nothing
+
+
+class WithMask(AMAGOEnv):
+    """Adds the mask of legal actions, a discrete phase, and images in another dtype to every observation."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env, "masked")
+        self.observation_space["mask"] = gym.spaces.Box(0, 1, (3,), np.int8)
+        self.observation_space["phase"] = gym.spaces.Discrete(2)
+
+    def _with_mask(self, obs):
+        obs = obs if isinstance(obs, dict) else {"observation": obs}
+        return {**obs, "mask": np.array([1, 0, 1], np.int8), "phase": 1}
+
+    def inner_reset(self, seed=None, options=None):
+        obs, info = super().inner_reset(seed=seed, options=options)
+        return self._with_mask(obs), info
+
+    def inner_step(self, action):
+        obs, *rest = super().inner_step(action)
+        return self._with_mask(obs), *rest
+
+
+@pytest.mark.parametrize(
+    ("space", "key"),
+    [
+        (None, "observation"),
+        (gym.spaces.Dict({"nested": gym.spaces.Dict({"x": gym.spaces.Box(-1, 1, (2,))})}), "nested/x"),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_subclass_adds_keys_to_its_observations(space_env, space, key, rows):
+    single = WithMask(space_env(space))
+    timestep, _ = single.reset()
+    assert set(timestep.obs) == {key, "mask", "phase"}
+    np.testing.assert_array_equal(timestep.obs["phase"], [[0.0, 1.0]])
+    envs = make_vector_env([lambda: WithMask(space_env(space))] * rows, env_mode="sync")
+    assert set(envs.observation_space.spaces) == {key, "mask", "phase"}
+    assert envs.observation_space["phase"].shape == (2,)
+    inputs = envs.reset()
+    np.testing.assert_array_equal(inputs.obs["mask"], [[1, 0, 1]] * rows)
+    step = envs.step(np.zeros((rows, 1), np.int64))
+    np.testing.assert_array_equal(step.inputs.obs["phase"], [[0.0, 1.0]] * rows)
+    envs.close()
+
+
+def test_a_subclass_replaces_a_space(space_env):
+    class Wide(AMAGOEnv):
+        def __init__(self, env):
+            super().__init__(env, "wide")
+            self.observation_space["observation"] = gym.spaces.Box(-9.0, 9.0, (4,), np.float64)
+
+        def inner_reset(self, seed=None, options=None):
+            obs, info = super().inner_reset(seed=seed, options=options)
+            return np.concatenate((obs, obs)).astype(np.float64), info
+
+    obs = Wide(space_env()).reset()[0].obs
+    assert set(obs) == {"observation"}
+    assert obs["observation"].shape == (1, 4)
+    assert obs["observation"].dtype == np.float64

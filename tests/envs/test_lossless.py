@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import EnvWorkerError, make_vector_env
-from amago.hindsight import FrozenTraj, load_trajectory
-from amago.hindsight.storage import remove_unfinished
+from amago.hindsight import FrozenTraj, load_trajectory, remove_unfinished
 
 PROGRAM = Path(__file__).with_name("numbered_episodes.py")
 _spec = importlib.util.spec_from_file_location("numbered_episodes", PROGRAM)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import gc
 import json
-import multiprocessing
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -15,8 +14,7 @@ import pytest
 
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.recorder.lengths import PieceLength
-from amago.envs.recorder.writer import TrajectoryWriter
+from amago.envs.recorder.recorder import SegmentLength
 from amago.envs.seeding import stream_seed
 from amago.envs.vector import PolicyInput, VectorStep, make_vector_env
 from amago.hindsight import FrozenTraj, Timestep, Trajectory, load_trajectory, parse_filename
@@ -151,7 +149,7 @@ def test_files_equal_those_of_recording_one_environment_at_a_time(
 
 
 @pytest.mark.parametrize("save_len", [3, 10, 10.0])
-def test_without_staggering_pieces_are_cut_at_save_len_and_go_on_from_their_last_timestep(
+def test_without_staggering_segments_are_cut_at_save_len_and_continue_from_their_last_timestep(
     recorders, tmp_path, save_len
 ):
     record(recorders(tmp_path, save_len=save_len, max_seq_len=3, stagger=False), 1, 80, 20.0)
@@ -174,7 +172,7 @@ def test_with_staggering_every_transition_is_in_exactly_one_file(recorders, tmp_
     assert transitions(read(tmp_path)) == transitions(record_slowly(seed, 150, 40.0))
 
 
-def test_staggered_lengths_are_drawn_anew_from_save_len_plus_minus_max_seq_len(recorders, tmp_path):
+def test_staggered_lengths_vary_within_save_len_plus_minus_max_seq_len(recorders, tmp_path):
     record(recorders(tmp_path, save_len=6, max_seq_len=2), 0, 120, 10**9)
     lengths: dict[float, list[int]] = {}
     for _, piece in read(tmp_path):
@@ -189,9 +187,9 @@ def test_staggered_lengths_are_drawn_anew_from_save_len_plus_minus_max_seq_len(r
 
 def test_lengths_do_not_vary_when_save_len_is_max_seq_len_or_staggering_is_off():
     rng = np.random.default_rng(0)
-    assert set(PieceLength.around(7, 7, True).draw(rng, 50)) == {7}
-    assert set(PieceLength.around(9, 7, False).draw(rng, 50)) == {9}
-    assert PieceLength.around(1e10, 128, True) == PieceLength(10**10 - 128, 10**10 + 128)
+    assert set(SegmentLength.around(7, 7, True).sample(rng, 50)) == {7}
+    assert set(SegmentLength.around(9, 7, False).sample(rng, 50)) == {9}
+    assert SegmentLength.around(1e10, 128, True) == SegmentLength(10**10 - 128, 10**10 + 128)
     with pytest.raises(TypeError):  # the fault: the float goes to a function of whole numbers
         range(1e10 - 128, 1e10 + 128)
 
@@ -205,7 +203,7 @@ def test_lengths_do_not_vary_when_save_len_is_max_seq_len_or_staggering_is_off()
         (-np.inf, "whole number"),
     ],
 )
-def test_a_save_len_of_no_use_is_refused(save_len, message):
+def test_an_invalid_save_len_is_refused(save_len, message):
     with pytest.raises(ValueError, match=message):
         recorder_for(None, save_len=save_len, max_seq_len=5)
 
@@ -342,30 +340,14 @@ def test_nothing_is_kept_when_saving_is_off():
     assert memory_kept(KeepsTimesteps()) > 500 * 5_000
 
 
-def test_memory_is_given_back_as_pieces_are_written_not_when_collection_ends(recorders, tmp_path):
+def test_memory_is_given_back_as_segments_are_written_not_when_collection_ends(recorders, tmp_path):
     recorder = recorders(tmp_path, save_len=50, max_seq_len=1, stagger=False)
     kept = memory_kept(recorder, 1000)
     assert recorder.saved_files == 20 * ROWS
     assert kept < 1000 * 5_000 / 4
 
 
-def test_a_piece_does_not_keep_the_batch_alive(recorders, tmp_path):
-    recorder = recorders(tmp_path)
-    steps = big_steps(3)
-    first = next(steps)
-    recorder.begin(first.inputs, first.env_names)
-    for step in steps:
-        recorder.add(step)
-    piece = recorder._pieces.piece(0)
-    for array in piece.to_dict().values():
-        owner = array if array.base is None else array.base
-        assert owner.nbytes <= 2 * array.nbytes
-    # the fault: a view of one row
-    view = step.inputs.obs["image"][0]
-    assert view.base.nbytes > 2 * view.nbytes
-
-
-def test_a_failed_write_raises_names_the_folder_and_keeps_the_piece(tmp_path):
+def test_a_failed_write_raises_names_the_folder_and_keeps_the_segment(tmp_path):
     folder = tmp_path / "buffer"
     recorder = recorder_for(folder)
     shutil.rmtree(folder)
@@ -435,47 +417,7 @@ def test_a_failure_is_never_swallowed(tmp_path, make_frozen):
     recorder.close()
 
 
-def test_trajectories_that_cannot_be_written_even_at_the_end_are_warned_of(tmp_path, make_frozen):
-    recorder = recorder_for(tmp_path / "buffer")
-    shutil.rmtree(tmp_path / "buffer")
-    recorder._writer.put(make_frozen(), "name", "env")
-    with (
-        pytest.warns(UserWarning, match="1 trajectories could not be written"),
-        pytest.raises(TrajectoryWriteError),
-    ):
-        recorder.close()
-
-
-def test_closing_again_after_what_was_lost_neither_waits_nor_raises(tmp_path, make_frozen):
-    folder = tmp_path / "buffer"
-    writer = TrajectoryWriter(folder, "npz", None)
-    folder.rmdir()
-    writer.put(make_frozen(3), "env_00000000_1", "env")
-    with pytest.raises(TrajectoryWriteError):
-        writer.flush()
-    with pytest.warns(
-        UserWarning, match=r"1 trajectories could not be written .* are lost \(3 transitions\)"
-    ):
-        writer.stop()
-    writer.flush()
-    writer.stop()
-
-
-def test_a_fork_of_the_process_does_not_wait_for_the_writing_thread(tmp_path, make_frozen):
-    folder = tmp_path / "buffer"
-    writer = TrajectoryWriter(folder, "npz", None)
-    folder.rmdir()
-    writer.put(make_frozen(3), "env_00000000_1", "env")
-    child = multiprocessing.get_context("fork").Process(target=writer.flush)
-    child.start()
-    child.join(20)
-    assert child.exitcode == 0
-    folder.mkdir()
-    writer.flush()
-    writer.stop()
-
-
-def test_a_program_that_forgets_to_close_still_writes_what_was_handed_over(tmp_path):
+def test_a_program_that_forgets_to_close_still_writes_what_was_queued(tmp_path):
     recorder = recorder_for(tmp_path)
     env = make_vector_env([lambda: AMAGOEnv(RandomLengths())] * ROWS, env_mode="sync", seed=0)
     recorder.begin(env.reset(), env.env_names)
@@ -508,7 +450,7 @@ def test_an_unknown_format_or_writer_is_refused(tmp_path):
         recorder_for(tmp_path, writer_id="first")
 
 
-def test_a_batched_environment_that_reports_no_final_observation_is_recorded_with_what_stands_in(
+def test_a_batched_environment_that_reports_no_final_observation_is_recorded_with_the_next_first_one(
     recorders, tmp_path, counting_batch_env
 ):
     class Unreporting(gym.Wrapper):
@@ -522,7 +464,9 @@ def test_a_batched_environment_that_reports_no_final_observation_is_recorded_wit
     recorder = recorders(tmp_path)
     recorder.begin(env.reset(), env.env_names)
     recorder.add(env.step(np.zeros((ROWS, 1), np.int64)))
-    with pytest.warns(UserWarning, match=r"'counting'.*the first one of the next stands in.*final_obs"):
+    with pytest.warns(
+        UserWarning, match=r"'counting'.*the first one of the next episode is recorded.*final_obs"
+    ):
         recorder.add(env.step(np.zeros((ROWS, 1), np.int64)))
     recorder.flush()
     (path,) = tmp_path.iterdir()

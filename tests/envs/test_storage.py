@@ -1,6 +1,5 @@
 """Trajectory files: names, both formats, slices, and files that are torn, foreign or dangerous."""
 
-import io
 import os
 import pickle
 import threading
@@ -20,11 +19,9 @@ from amago.hindsight import (
     load_trajectory,
     parse_filename,
     save_trajectory,
-    storage,
     trajectory_filename,
     trajectory_length,
 )
-from amago.hindsight.archive import stored_archive
 
 FORMATS = ["npz", "npz-compressed", "traj"]
 
@@ -189,7 +186,7 @@ def test_foreign_names_are_a_value_error(name):
         env_name, file_id, time = name.split("_")
         return env_name, file_id, int(time.split(".")[0])
 
-    with pytest.raises(ValueError, match="no trajectory file's name"):
+    with pytest.raises(ValueError, match="not the name of a trajectory file"):
         parse_filename(name)
     if name == "env_0000_5.npz":
         assert parse_by_splitting(name) == ("env", "0000", 5)
@@ -206,16 +203,6 @@ def test_a_torn_file_is_reported_as_corrupt(tmp_path, make_frozen, save_as, kept
     path.write_bytes(raw[: int(len(raw) * kept)])
     for read in (load_trajectory, trajectory_length, lambda path: load_slice(path, 0, 2)):
         with pytest.raises(CorruptTrajectoryError, match="x"):
-            read(path)
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".traj"])
-@pytest.mark.parametrize("seed", range(5))
-def test_noise_is_reported_as_corrupt(tmp_path, suffix, seed):
-    path = tmp_path / f"x{suffix}"
-    path.write_bytes(np.random.default_rng(seed).bytes(1000))
-    for read in (load_trajectory, trajectory_length, lambda path: load_slice(path, 0, 2)):
-        with pytest.raises(CorruptTrajectoryError):
             read(path)
 
 
@@ -284,17 +271,6 @@ def test_readers_never_meet_half_a_file(tmp_path, make_frozen):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_in_place_would_show_half_a_file(tmp_path, make_frozen):
-    """The fault behind the test above: stop a write in the middle and look."""
-    frozen = make_frozen()
-    whole = save_trajectory(frozen, tmp_path / "x", "npz", "env").read_bytes()
-    with (tmp_path / "y.npz").open("wb") as file:
-        file.write(whole[:100])
-        file.flush()
-        with pytest.raises(CorruptTrajectoryError):
-            load_trajectory(tmp_path / "y.npz")
-
-
 def test_a_failed_write_is_raised_with_the_folder_and_leaves_nothing(tmp_path, make_frozen):
     with pytest.raises(OSError, match="gone"):
         save_trajectory(make_frozen(), tmp_path / "gone" / "x", "npz", "env")
@@ -319,57 +295,6 @@ def test_a_full_disk_is_raised_and_leaves_nothing_behind(tmp_path, make_frozen, 
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_every_format_is_known_to_the_error_and_to_the_reader():
-    assert list(storage.SAVE_FORMATS) == FORMATS
-
-
-def test_damage_inside_a_compressed_file_is_reported_as_corrupt(tmp_path, make_frozen):
-    path = save_trajectory(make_frozen(length=50), tmp_path / "x", "npz-compressed", "env")
-    raw = path.read_bytes()
-    for place in range(100, len(raw), 97):
-        path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x55]) + raw[place + 1 :])
-        try:
-            loaded = load_trajectory(path)
-        except CorruptTrajectoryError:
-            continue
-        assert_same(loaded, make_frozen(length=50))  # a spoilt date or extra field
-
-
-def test_damaged_headers_are_corrupt_and_never_another_error(tmp_path, make_frozen):
-    for save_as in FORMATS:
-        path = save_trajectory(make_frozen(length=5), tmp_path / "x", save_as, "env")
-        raw = path.read_bytes()
-        rng = np.random.default_rng(0)
-        for place in rng.integers(0, len(raw), 300):
-            path.write_bytes(raw[:place] + rng.bytes(2) + raw[place + 2 :])
-            for read in (load_trajectory, trajectory_length, lambda path: load_slice(path, 0, 2)):
-                try:
-                    read(path)
-                except (CorruptTrajectoryError, IndexError):
-                    continue
-
-
-def test_a_small_file_that_claims_to_hold_terabytes_is_corrupt(tmp_path, make_frozen):
-    arrays = make_frozen().to_dict()
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (8, 1000000000000), }".ljust(117) + b"\n"
-    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w") as member:
-                np.lib.format.write_array(member, array)
-        archive.writestr("_OBS_KEY_bomb.npy", b"\x93NUMPY\x01\x00\x76\x00" + header + bytes(10_000))
-    for read in (load_trajectory, lambda path: load_slice(path, 0, 1)):
-        with pytest.raises(CorruptTrajectoryError, match="claims"):
-            read(tmp_path / "x.npz")
-
-
-def test_a_pipe_or_folder_under_a_trajectory_name_is_corrupt_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.npz")
-    (tmp_path / "folder.traj").mkdir()
-    for name in ("pipe.npz", "folder.traj"):
-        with pytest.raises((CorruptTrajectoryError, IsADirectoryError)):
-            load_trajectory(tmp_path / name)
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_arrays_of_any_order_and_of_the_other_byte_order_are_read(tmp_path, make_frozen, save):
     frozen = make_frozen(length=7)
@@ -383,22 +308,3 @@ def test_arrays_of_any_order_and_of_the_other_byte_order_are_read(tmp_path, make
     part = load_slice(tmp_path / "x.npz", 2, 5)
     np.testing.assert_array_equal(part.rl2s, frozen.rl2s[2:6])
     np.testing.assert_array_equal(part.actions, frozen.actions[2:5])
-
-
-def test_an_archive_holds_what_numpy_would_have_written():
-    arrays = {
-        "_OBS_KEY_größe/links": np.arange(24, dtype=np.float64).reshape(4, 3, 2),
-        "nothing": np.zeros((3, 0), np.int8),
-        "dones": np.array([[True], [False]]),
-        "pixels": np.arange(256, dtype=np.uint8).reshape(1, 16, 16),
-        "half": np.ones((2, 1), np.float16),
-    }
-    data = stored_archive(arrays)
-    by_numpy = io.BytesIO()
-    np.savez(by_numpy, **arrays)
-    with zipfile.ZipFile(io.BytesIO(data)) as ours, zipfile.ZipFile(by_numpy) as theirs:
-        assert ours.testzip() is None
-        assert ours.namelist() == theirs.namelist()
-        for name in theirs.namelist():
-            assert ours.read(name) == theirs.read(name)
-    assert data == stored_archive(arrays), "equal arrays give equal files"

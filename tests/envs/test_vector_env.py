@@ -268,7 +268,7 @@ def test_rendering_shows_the_first_environment(make, mode, capfd):
 
 
 def test_arguments_of_no_use_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="did you mean 'async'"):
+    with pytest.raises(ValueError, match="Did you mean 'async'"):
         make_vector_env(lakes(1), env_mode="asinc")
     with pytest.raises(ValueError, match="make_envs is empty"):
         make_vector_env([], env_mode="sync")

@@ -137,7 +137,7 @@ def test_a_reset_in_the_same_step_without_the_last_observation_is_an_error():
         for _ in range(500):
             env.step(np.zeros((2, 1), np.int64))
 
-    with pytest.raises(ValueError, match=r"without telling the last observation.*final_obs"):
+    with pytest.raises(ValueError, match=r"without reporting its final observation.*final_obs"):
         until_one_ends()
     env.close()
 

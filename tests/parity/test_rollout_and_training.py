@@ -14,7 +14,7 @@ from amago.envs.exploration import EpsilonGreedy
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_vector_env
 from amago.experiment.rollout import Rollout
-from amago.hindsight.storage import load_trajectory
+from amago.hindsight import load_trajectory
 from amago.nets import transformer
 from amago.nets.traj_encoders import get_traj_encoder_cls
 from amago.nets.tstep_encoders import FFTstepEncoder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from amago.envs.recorder.writer import TrajectoryWriter
+from amago.envs.recorder.file_writer import FileWriter
 from amago.hindsight import FrozenTraj, trajectory_filename
 
 WIDTH = 3
@@ -38,7 +38,7 @@ def write(root: Path, number: int, seconds: float) -> list[str]:
     folder, rng = root / "dset" / "buffer" / "fifo", np.random.default_rng(number)
     written: list[str] = []
     writers = [
-        TrajectoryWriter(folder, save_as, lambda path: written.append(path.name))
+        FileWriter(folder, save_as, lambda path: written.append(path.name))
         for save_as in ("npz", "traj", "npz-compressed")
     ]
     sequence, end = 0, time.monotonic() + seconds
@@ -59,8 +59,7 @@ def write(root: Path, number: int, seconds: float) -> list[str]:
 
 def read(root: Path, number: int, seconds: float) -> int:
     """Draws batches and checks every row; an odd number stands for one without a cache and with a worker."""
-    from amago.loading import DiskTrajDataset
-    from amago.loading.batches import BatchLoader
+    from amago.loading import BatchLoader, DiskTrajDataset
 
     dataset = DiskTrajDataset(root, "dset", 10**6, cache_bytes=0 if number % 2 else 1 << 24)
     dataset.configure(200, 16, "both", False)
@@ -101,7 +100,7 @@ def delete(root: Path, number: int, seconds: float) -> int:
 
 def main(root: Path, seconds: float) -> None:
     """Runs all of them; readers and the deleter go on longer than the writers."""
-    import amago.loading.batches  # noqa: F401 (once, and not in every fork)
+    import amago.loading  # noqa: F401 (once, and not in every fork)
 
     context = multiprocessing.get_context("fork")
     results: dict[str, object] = {}

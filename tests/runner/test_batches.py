@@ -1,8 +1,7 @@
-"""Batches for the learner, from this process or from loader workers."""
+"""BatchLoader: batches from this process or from loader workers."""
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from amago.agent.batch import Batch
-from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLData, RLDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset, MixtureOfDatasets, RLData, RLDataset
 
 
 def load(dataset: RLDataset, workers: int, **options: Any) -> BatchLoader:
@@ -28,7 +26,7 @@ def contents(batches: Iterator[Batch]) -> list[list[float]]:
 @pytest.fixture
 def buffer(make_dataset, fill) -> DiskTrajDataset:
     dataset = make_dataset(items=24)
-    fill(dataset.fifo.path, 10, transitions=[3, 5, 8, 13, 21, 3, 5, 8, 13, 21])
+    fill(dataset.fifo_folder, 10, transitions=[3, 5, 8, 13, 21, 3, 5, 8, 13, 21])
     return dataset
 
 
@@ -68,14 +66,14 @@ def test_workers_see_files_that_came_between_epochs(buffer, fill) -> None:
     loader = load(buffer, 1)
     list(loader.epoch(0))
     buffer.delete()
-    fill(buffer.fifo.path, 3, first=50)
+    fill(buffer.fifo_folder, 3, first=50)
     seen = {batch.obs["observation"][0, 0, 0].item() for batch in loader.epoch(1)}
     loader.close()
     assert seen <= {50.0, 51.0, 52.0}
 
 
 class ProcessIds(RLDataset):
-    """Every reward is the id of the process that drew it; `level` changes in the main process."""
+    """Every reward is the id of the sampling process; `level` changes in the main process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +89,7 @@ class ProcessIds(RLDataset):
         )
 
 
-class TellsWorkers(ProcessIds):
+class WithWorkerState(ProcessIds):
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         self.level += 1
         return {}
@@ -103,7 +101,7 @@ class TellsWorkers(ProcessIds):
         self.level = state
 
 
-class TellsNobody(ProcessIds):
+class WithoutWorkerState(ProcessIds):
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         self.level += 1
         return {}
@@ -135,8 +133,8 @@ def test_workers_persist_from_epoch_to_epoch() -> None:
         )
 
 
-@pytest.mark.parametrize("dataset_type", [TellsWorkers, TellsNobody])
-def test_what_changes_in_the_main_process_reaches_workers(dataset_type: type[ProcessIds]) -> None:
+@pytest.mark.parametrize("dataset_type", [WithWorkerState, WithoutWorkerState])
+def test_changes_in_the_main_process_reach_workers(dataset_type: type[ProcessIds]) -> None:
     dataset = dataset_type()
     dataset.configure(24, 4, "none", False)
     loader = load(dataset, 1)
@@ -148,17 +146,17 @@ def test_what_changes_in_the_main_process_reaches_workers(dataset_type: type[Pro
     assert levels == [{1}, {2}, {3}]
 
 
-def test_only_datasets_that_keep_their_changes_to_themselves_need_new_workers(tmp_path) -> None:
+def test_workers_restart_only_for_datasets_that_change_without_worker_state(tmp_path) -> None:
     class Customised(DiskTrajDataset):
         def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
             return super().on_end_of_collection(experiment)
 
     assert ProcessIds().workers_can_persist
-    assert TellsWorkers().workers_can_persist
-    assert not TellsNobody().workers_can_persist
+    assert WithWorkerState().workers_can_persist
+    assert not WithoutWorkerState().workers_can_persist
     assert DiskTrajDataset(tmp_path, "a", 1).workers_can_persist
     assert not Customised(tmp_path, "a", 1).workers_can_persist
-    assert not MixtureOfDatasets([ProcessIds(), TellsNobody()], [1, 1]).workers_can_persist
+    assert not MixtureOfDatasets([ProcessIds(), WithoutWorkerState()], [1, 1]).workers_can_persist
 
 
 def test_new_weights_of_a_mixture_reach_persistent_workers(buffer, tmp_path, fill) -> None:
@@ -168,7 +166,7 @@ def test_new_weights_of_a_mixture_reach_persistent_workers(buffer, tmp_path, fil
     mixture.configure(24, 4, "none", True)
     with pytest.raises(RuntimeError, match="ready"):
         list(load(mixture, 0).epoch(0))
-    fill(online.fifo.path, 2, first=70)
+    fill(online.fifo_folder, 2, first=70)
     mixture.update_dset_weights(0)
     loader = load(mixture, 1)
     assert {batch.obs["observation"][0, 0, 0].item() for batch in loader.epoch(0)} <= {70.0, 71.0}
@@ -182,42 +180,6 @@ def test_closing_leaves_no_process_behind(buffer) -> None:
     assert set(multiprocessing.active_children()) > before
     loader.close()
     assert set(multiprocessing.active_children()) == before
-
-
-class AtForks:
-    """Interrupts this process in what Python runs around a fork, where exceptions are lost; only while `armed`."""
-
-    armed = False
-    is_registered = False
-
-    @classmethod
-    def arm(cls, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not cls.is_registered:
-            os.register_at_fork(before=cls.interrupt)
-            cls.is_registered = True
-        monkeypatch.setattr(cls, "armed", True)
-
-    @classmethod
-    def interrupt(cls) -> None:
-        if cls.armed:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_interrupt_that_meets_the_start_of_workers_is_heard_and_closing_ends_them(
-    buffer, monkeypatch
-) -> None:
-    before = set(multiprocessing.active_children())
-    expected = contents(load(buffer, 0).epoch(0))
-    loader = load(buffer, 2, mp_context="fork")
-    with monkeypatch.context() as armed:
-        AtForks.arm(armed)
-        with pytest.raises(KeyboardInterrupt):
-            next(loader.epoch(0))
-    assert len(set(multiprocessing.active_children()) - before) == 2
-    loader.close()
-    assert set(multiprocessing.active_children()) == before
-    assert contents(loader.epoch(0)) == expected
-    loader.close()
 
 
 def test_an_error_in_a_worker_arrives_with_its_own_message() -> None:

@@ -1,4 +1,4 @@
-"""`amago-run convert`: every format into every other and back, whole or not at all, with nothing overwritten."""
+"""`amago-run convert`: conversion between all formats, atomic and without overwriting."""
 
 import re
 from collections.abc import Callable
@@ -92,7 +92,9 @@ def test_arrays_and_back_is_what_was_there(tmp_path: Path, fill: Fill, name: str
         assert_same(load_trajectory(one), load_trajectory(other))
 
 
-def test_pieces_of_episodes_keep_their_place_in_arrays(tmp_path: Path, make_traj: Callable[..., FrozenTraj]):
+def test_episode_segments_survive_a_conversion_to_arrays(
+    tmp_path: Path, make_traj: Callable[..., FrozenTraj]
+):
     whole = make_traj(7)
     pieces = tmp_path / "pieces"
     pieces.mkdir()
@@ -161,14 +163,14 @@ def test_nothing_is_overwritten(tmp_path: Path, fill: Fill):
     assert (tmp_path / "there.traj").read_text() == "mine"
 
 
-def test_bad_files_are_left_out_named_and_told_by_the_exit_code(tmp_path: Path, fill: Fill):
+def test_bad_files_are_skipped_and_named(tmp_path: Path, fill: Fill):
     source = tmp_path / "source"
     source.mkdir()
     files = fill(source, 3)
     files[1].write_bytes(files[1].read_bytes()[:100])
     result = run(source, tmp_path / "target")
     assert result.exit_code == 1
-    assert f"left out {files[1].name}" in result.output
+    assert f"skipped {files[1].name}" in result.output
     assert "2 trajectories" in result.output
 
 
@@ -176,7 +178,7 @@ def test_when_nothing_can_be_read_nothing_is_written(tmp_path: Path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "env_00000000_1.npz").write_bytes(b"PK")
-    assert "no trajectory that could be read" in refused(source, tmp_path / "target")
+    assert "no trajectory could be read" in refused(source, tmp_path / "target")
     assert "no episode" in refused(source, tmp_path / "target.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
@@ -185,12 +187,12 @@ def test_when_nothing_can_be_read_nothing_is_written(tmp_path: Path):
     ("target", "options", "message"),
     [
         ("out.h5", ["--to", "traj"], "need a folder"),
-        ("out", ["--to", "arrays"], "one file that ends with"),
+        ("out", ["--to", "arrays"], "one file with the suffix"),
         ("out", ["--to", "pickle"], "choose one of npz, npz-compressed, traj, arrays"),
         ("out", ["--actions", "discrete:3"], "converted already"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, fill: Fill, target, options, message):
+def test_incompatible_arguments_are_refused(tmp_path: Path, fill: Fill, target, options, message):
     source = tmp_path / "source"
     source.mkdir()
     fill(source, 1)
@@ -198,16 +200,16 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, fill: Fill, target
     assert not (tmp_path / target).exists()
 
 
-def test_actions_that_need_a_kind_are_asked_for_and_an_unknown_kind_is_refused(tmp_path: Path):
+def test_a_missing_or_unknown_action_space_is_refused(tmp_path: Path):
     source = npz_of_arrays(tmp_path / "arrays.npz", np.array([0, 1]))
     assert "--actions discrete:N" in refused(source, tmp_path / "out")
-    assert "no kind of actions" in refused(source, tmp_path / "out", "--actions", "integers")
+    assert "not an action space" in refused(source, tmp_path / "out", "--actions", "integers")
     assert "outside" in refused(source, tmp_path / "out", "--actions", "discrete:1")
 
 
 NO_PLACE = {
     "arrays.npz": {""},
-    "arrays.h5": {"", "/", ".", "a/../b", "/absolute", "a//b", "other/x"},
+    "arrays.h5": {"", "a/../b", "/absolute", "other/x"},
 }
 
 
@@ -248,7 +250,7 @@ def remembers_another_reward(traj: FrozenTraj) -> None:
         (remembers_another_reward, "rl2s that are not the reward and the action before"),
     ],
 )
-def test_what_arrays_cannot_express_is_not_converted_into_something_else(
+def test_trajectories_that_arrays_cannot_represent_are_refused(
     tmp_path: Path, fill: Fill, make_traj: Callable[..., FrozenTraj], change: Callable, message: str
 ):
     source = tmp_path / "source"
@@ -263,7 +265,7 @@ def test_what_arrays_cannot_express_is_not_converted_into_something_else(
 
 
 @pytest.mark.parametrize("target", ["/proc/nowhere/target", "/dev/null/target", "file/target.traj"])
-def test_a_target_that_cannot_be_written_is_told_by_name(tmp_path: Path, fill: Fill, monkeypatch, target):
+def test_a_target_that_cannot_be_written_is_named(tmp_path: Path, fill: Fill, monkeypatch, target):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "source").mkdir()
     (tmp_path / "file").write_text("mine")
@@ -273,12 +275,12 @@ def test_a_target_that_cannot_be_written_is_told_by_name(tmp_path: Path, fill: F
 
 
 @pytest.mark.parametrize("name", ["data.h5", "data.npz"])
-def test_a_damaged_source_is_told_by_name(tmp_path: Path, name: str):
+def test_a_damaged_source_is_named(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"no such format")
     assert name in refused(tmp_path / name, tmp_path / ("out" if name == "data.h5" else "out.traj"))
 
 
-def test_a_full_disk_leaves_no_half_of_a_conversion(tmp_path: Path, fill: Fill):
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, fill: Fill):
     import resource
     import signal
 
@@ -326,17 +328,13 @@ GOOD: dict[str, np.ndarray] = {
 WRONG = [
     ({"actions": None}, "there is no array 'actions'"),
     ({"observations": np.zeros((6, 2), np.complex64)}, "plain numbers"),
-    ({"observations": np.zeros((6, 2), np.longdouble)}, "plain numbers"),
-    ({"observations": np.array([b"text"] * 6)}, "plain numbers"),
     ({"observations": np.float32(1)}, "one per row"),
     ({"rewards": np.full(6, 1e300)}, "beyond float32"),
     ({"amago/time_idxs": np.zeros(2, np.int64), "amago/rl2s": np.zeros((6, 3))}, "rewards has 6 rows"),
-    ({"amago/time_idxs": np.zeros(6, np.int64), "amago/rl2s": np.float32(0)}, "rewards has 6 rows"),
     ({"amago/env_names": np.array([1, 2])}, "one name per episode"),
-    ({"amago/env_names": np.bytes_(b"one")}, "one name per episode"),
 ]
 WRONG_IN_NPZ = [
-    ({"observations/a": np.zeros((6, 1))}, "as an array and with the key 'a'"),
+    ({"observations/a": np.zeros((6, 1))}, "both an array and a mapping with the key 'a'"),
     ({"amago/env_names": np.array(["text", "no bytes"])}, "one name per episode"),
 ]
 
@@ -345,7 +343,7 @@ WRONG_IN_NPZ = [
     ("ending", "change", "message"),
     [(".npz", *wrong) for wrong in WRONG + WRONG_IN_NPZ] + [(".h5", *wrong) for wrong in WRONG],
 )
-def test_arrays_that_cannot_be_trajectories_are_told(tmp_path: Path, ending: str, change, message: str):
+def test_arrays_that_cannot_be_trajectories_are_refused(tmp_path: Path, ending: str, change, message: str):
     source, target = tmp_path / f"source{ending}", tmp_path / "target"
     arrays = {name: array for name, array in (GOOD | change).items() if array is not None}
     if ending == ".npz":
@@ -358,31 +356,7 @@ def test_arrays_that_cannot_be_trajectories_are_told(tmp_path: Path, ending: str
     assert not target.exists()
 
 
-def test_an_hdf5_file_without_episodes_is_told(tmp_path: Path):
-    with h5py.File(tmp_path / "empty.h5", "w"):
-        pass
-    with h5py.File(tmp_path / "group.h5", "w") as file:
-        file.create_group("episode_0")
-    with h5py.File(tmp_path / "groups.h5", "w") as file:
-        for name in GOOD:
-            file.create_group(name)
-    for name in ("empty", "group", "groups"):
-        assert "there is no array 'actions'" in refused(tmp_path / f"{name}.h5", tmp_path / "target")
-
-
-@pytest.mark.parametrize("size", ["99999999999999999999", "999999999999999"])
-def test_more_actions_than_memory_holds_are_told(tmp_path: Path, size: str):
-    np.savez(tmp_path / "source.npz", **(GOOD | {"actions": np.arange(6)}))
-    said = refused(tmp_path / "source.npz", tmp_path / "target", "--actions", f"discrete:{size}")
-    assert "is no kind of actions" in said or "cannot be converted" in said
-
-
-def test_a_name_that_is_too_long_is_told(tmp_path: Path, fill: Fill):
-    fill(tmp_path, 1)
-    assert "too long" in refused(tmp_path, tmp_path / ("x" * 300))
-
-
-def test_a_file_without_transitions_is_left_out(tmp_path: Path, fill: Fill):
+def test_a_file_without_transitions_is_skipped(tmp_path: Path, fill: Fill):
     source = tmp_path / "source"
     source.mkdir()
     (path,) = fill(source, 1)
@@ -391,5 +365,5 @@ def test_a_file_without_transitions_is_left_out(tmp_path: Path, fill: Fill):
     np.savez(source / "env_00000100_1.npz", **short)
     result = run(source, tmp_path / "target")
     assert result.exit_code == 1
-    assert "left out env_00000100_1.npz: it holds no transition" in result.output
+    assert "skipped env_00000100_1.npz: it holds no transition" in result.output
     assert len(list((tmp_path / "target").iterdir())) == 1

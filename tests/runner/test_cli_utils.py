@@ -1,4 +1,4 @@
-"""gin settings in one call, parts chosen by name, the common options, and the asynchronous modes."""
+"""Helpers of training scripts: gin settings, classes by name, common options, asynchronous modes."""
 
 import math
 from argparse import ArgumentParser
@@ -55,17 +55,15 @@ def test_files_come_after_the_dictionary_and_later_ones_win(tmp_path: Path) -> N
     assert gin.get_bindings("Agent") == {"gamma": 0.25, "tau": 0.5, "num_critics": 7}
 
 
-def test_the_configuration_is_locked_unless_told_otherwise() -> None:
+def test_gin_is_locked_unless_told_otherwise_and_later_calls_add_to_it() -> None:
     use_config({"Agent.gamma": 0.9}, finalize=False)
     assert not gin.config_is_locked()
     use_config({"Agent.gamma": 0.8})
     assert gin.config_is_locked()
-
-
-def test_a_second_call_adds_to_a_locked_configuration() -> None:
-    use_config({"Agent.gamma": 0.9})
     use_config({"Agent.tau": 0.1})
-    assert gin.get_bindings("Agent") == {"gamma": 0.9, "tau": 0.1}
+    assert gin.get_bindings("Agent") == {"gamma": 0.8, "tau": 0.1}
+    with pytest.raises(ValueError, match="gama"):
+        use_config({"Agent.gama": 1})
     assert gin.config_is_locked()
 
 
@@ -81,45 +79,31 @@ def test_a_gin_file_can_name_classes_that_nobody_imported(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("TformerTrajEncodr.d_model", "did you mean 'TformerTrajEncoder'"),
-        ("Agent.gama", "did you mean 'gamma'"),
+        ("TformerTrajEncodr.d_model", "Did you mean 'TformerTrajEncoder'"),
+        ("Agent.gama", "Did you mean 'gamma'"),
         (
             "amago.nets.traj_encoder.GRUTrajEncoder.n_layers",
-            "did you mean 'amago.nets.traj_encoders.GRUTrajEncoder'",
+            "Did you mean 'amago.nets.traj_encoders.GRUTrajEncoder'",
         ),
-        ("amago.experiment.TformerTrajEncoder.d_model", "did you mean"),
     ],
 )
-def test_a_mistyped_name_suggests_the_nearest(key: str, hint: str) -> None:
+def test_a_mistyped_name_suggests_the_most_similar(key: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         use_config({key: 1})
 
 
-def test_a_mistyped_name_in_a_file_suggests_the_nearest(tmp_path: Path) -> None:
+def test_a_mistyped_name_in_a_file_suggests_the_most_similar(tmp_path: Path) -> None:
     path = tmp_path / "wrong.gin"
     path.write_text("Agent.gama = 0.9\n")
-    with pytest.raises(ValueError, match=r"(?s)did you mean 'gamma'.*wrong\.gin"):
+    with pytest.raises(ValueError, match=r"(?s)Did you mean 'gamma'.*wrong\.gin"):
         use_config({}, gin_configs=[path])
 
 
-def test_a_failed_call_leaves_the_lock_as_it_was() -> None:
-    use_config({})
-    with pytest.raises(ValueError, match="gama"):
-        use_config({"Agent.gama": 1})
-    assert gin.config_is_locked()
-
-
-def test_a_key_without_a_parameter_is_refused() -> None:
+def test_wrong_arguments_are_explained() -> None:
     with pytest.raises(ValueError, match=r"Selector\.parameter"):
         use_config({"Agent": 1})
-
-
-def test_a_missing_file_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.gin"):
         use_config({}, gin_configs=["nowhere.gin"])
-
-
-def test_a_single_path_instead_of_a_list_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a list"):
         use_config({}, gin_configs="one.gin")
 
@@ -142,19 +126,10 @@ def test_the_sizes_of_trajectory_encoders(arch: str, expected: dict[str, int]) -
     use_config(config)
 
 
-def test_trajectory_encoders_can_be_switched_without_sizes() -> None:
+def test_arguments_override_the_sizes_which_may_be_left_out() -> None:
     config: dict[str, Any] = {}
-    cls = switch_traj_encoder(config, arch="transformer", d_model=512, d_ff=2048, n_heads=16)
-    assert cls is TformerTrajEncoder
-    assert config == {
-        "amago.nets.traj_encoders.TformerTrajEncoder.d_model": 512,
-        "amago.nets.traj_encoders.TformerTrajEncoder.d_ff": 2048,
-        "amago.nets.traj_encoders.TformerTrajEncoder.n_heads": 16,
-    }
-
-
-def test_explicit_arguments_win_over_the_two_sizes() -> None:
-    config: dict[str, Any] = {}
+    assert switch_traj_encoder(config, arch="transformer", n_heads=16) is TformerTrajEncoder
+    assert config == {"amago.nets.traj_encoders.TformerTrajEncoder.n_heads": 16}
     switch_traj_encoder(config, "transformer", 64, 2, d_ff=100)
     assert config["amago.nets.traj_encoders.TformerTrajEncoder.d_ff"] == 100
 
@@ -182,7 +157,7 @@ def test_an_encoder_of_the_users_receives_the_sizes_it_takes(own_encoder: type[T
     assert config == {"tests_own.OwnEncoder.memory_size": 5, "tests_own.OwnEncoder.extra": 4}
 
 
-def test_parts_are_chosen_by_name() -> None:
+def test_classes_are_chosen_by_name() -> None:
     config: dict[str, Any] = {}
     assert switch_tstep_encoder(config, arch="cnn", cnn_type=IMPALAishCNN) is CNNTstepEncoder
     assert switch_agent(config, agent="agent", num_critics=6, gamma=0.998) is Agent
@@ -198,19 +173,18 @@ def test_parts_are_chosen_by_name() -> None:
     use_config(config)
 
 
-def test_mistyped_parts_and_arguments_suggest_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'transformer'"):
+def test_mistyped_names_and_arguments_suggest_the_most_similar() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'transformer'"):
         switch_traj_encoder({}, "transfomer")
-    with pytest.raises(ValueError, match="did you mean 'num_critics'"):
+    with pytest.raises(ValueError, match="Did you mean 'num_critics'"):
         switch_agent({}, "agent", num_critic=3)
 
 
-def parse(*arguments: str) -> Any:
-    return add_common_cli(ArgumentParser()).parse_args(["--run_name", "r", "--buffer_dir", "b", *arguments])
-
-
 def test_defaults_of_the_common_options() -> None:
-    options = vars(parse())
+    parser = add_common_cli(ArgumentParser())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--run_name", "r"])
+    options = vars(parser.parse_args(["--run_name", "r", "--buffer_dir", "b"]))
     expected = {
         "configs": None,
         "trials": 1,
@@ -239,20 +213,23 @@ def test_defaults_of_the_common_options() -> None:
     assert expected.items() <= options.items()
 
 
-@pytest.mark.parametrize("missing", ["--run_name", "--buffer_dir"])
-def test_the_two_names_are_required(missing: str) -> None:
-    given = {"--run_name": "r", "--buffer_dir": "b"}
-    del given[missing]
-    with pytest.raises(SystemExit):
-        add_common_cli(ArgumentParser()).parse_args([part for pair in given.items() for part in pair])
+def test_a_star_import_brings_registries_base_classes_and_exploration() -> None:
+    names: dict[str, Any] = {}
+    exec("from amago.cli_utils import *", names)
+    for wanted in ("get_traj_encoder_cls", "list_registered_agents", "TstepEncoder", "EpsilonGreedy"):
+        assert wanted in names
 
 
-def from_cli(root: Path, maker: Callable[[], Any], *arguments: str, **extra: Any) -> Experiment:
-    options = add_common_cli(ArgumentParser()).parse_args(
-        ["--run_name", "r", "--buffer_dir", str(root), "--no_log", *arguments]
-    )
-    return create_experiment_from_cli(
-        options,
+def test_an_experiment_follows_the_options_and_trains(
+    tmp_path: Path, make_experiment: MakeExperiment
+) -> None:
+    sizes = "--epochs 3 --batches_per_epoch 2 --timesteps_per_epoch 20 --parallel_actors 2 --batch_size 2"
+    workers = "--env_mode sync --dloader_workers 0 --no_log"
+    maker = make_experiment().make_train_env
+    experiment = create_experiment_from_cli(
+        add_common_cli(ArgumentParser()).parse_args(
+            ["--run_name", "r", "--buffer_dir", str(tmp_path), *sizes.split(), *workers.split()]
+        ),
         make_train_env=maker,
         make_val_env=maker,
         max_seq_len=8,
@@ -262,73 +239,33 @@ def from_cli(root: Path, maker: Callable[[], Any], *arguments: str, **extra: Any
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=GRUTrajEncoder,
         val_timesteps_per_epoch=12,
-        **extra,
+        verbose=False,
+        epochs=1,
     )
-
-
-def test_an_experiment_follows_the_options(tmp_path: Path, make_experiment: MakeExperiment) -> None:
-    maker = make_experiment().make_train_env
-    experiment = from_cli(
-        tmp_path,
-        maker,
-        "--epochs",
-        "3",
-        "--batches_per_epoch",
-        "5",
-        "--parallel_actors",
-        "2",
-        "--env_mode",
-        "sync",
-    )
-    assert (experiment.epochs, experiment.train_batches_per_epoch, experiment.parallel_actors) == (3, 5, 2)
+    assert (experiment.epochs, experiment.train_batches_per_epoch, experiment.parallel_actors) == (1, 2, 2)
     assert experiment.wandb_group_name == "group"
     assert not experiment.log_to_wandb
     assert experiment.traj_save_len == 1e10
     assert experiment.run_dir == tmp_path / "r_trial_0"
     assert experiment.dataset.save_new_trajs_to == tmp_path / "r_trial_0" / "buffer" / "fifo"
-
-
-def test_extra_arguments_win_over_options(tmp_path: Path, make_experiment: MakeExperiment) -> None:
-    maker = make_experiment().make_train_env
-    experiment = from_cli(tmp_path, maker, "--epochs", "3", epochs=9, learning_rate=0.5, traj_save_len=100)
-    assert (experiment.epochs, experiment.learning_rate, experiment.traj_save_len) == (9, 0.5, 100)
-
-
-def test_an_experiment_from_the_command_line_trains(tmp_path: Path, make_experiment: MakeExperiment) -> None:
-    maker = make_experiment().make_train_env
-    sizes = "--epochs 1 --batches_per_epoch 2 --timesteps_per_epoch 20 --parallel_actors 2 --batch_size 2"
-    experiment = from_cli(tmp_path, maker, *sizes.split(), "--env_mode", "sync", "--dloader_workers", "0")
-    experiment.verbose = False
     experiment.start()
     experiment.learn()
     experiment.close()
     assert experiment.counters.gradient_steps == 2
 
 
-def test_collectors_never_learn_or_save_and_run_until_stopped(make_experiment: MakeExperiment) -> None:
-    experiment = switch_async_mode(make_experiment(), "collect")
-    assert experiment.epochs == math.inf
-    assert experiment.start_learning_at_epoch == math.inf
-    assert experiment.ckpt_interval is None
-    assert (experiment.always_load_latest, experiment.always_save_latest) == (True, False)
-    assert not experiment.has_dset_edit_rights
-
-
-def test_learners_never_collect_or_evaluate_and_save_the_latest(make_experiment: MakeExperiment) -> None:
-    experiment = switch_async_mode(make_experiment(), "learn")
-    assert experiment.start_collecting_at_epoch == math.inf
-    assert experiment.val_interval is None
-    assert (experiment.always_load_latest, experiment.always_save_latest) == (False, True)
-
-
-def test_both_changes_nothing(make_experiment: MakeExperiment) -> None:
-    experiment = make_experiment()
-    before = dict(vars(experiment))
-    assert vars(switch_async_mode(experiment, "both")) == before
-
-
-def test_an_unknown_mode_suggests_the_nearest(make_experiment: MakeExperiment) -> None:
-    with pytest.raises(ValueError, match="did you mean 'learn'"):
+def test_modes_of_collectors_and_learners(make_experiment: MakeExperiment) -> None:
+    collector = switch_async_mode(make_experiment(), "collect")
+    assert (collector.epochs, collector.start_learning_at_epoch) == (math.inf, math.inf)
+    assert collector.ckpt_interval is None
+    assert (collector.always_load_latest, collector.always_save_latest) == (True, False)
+    assert not collector.has_dset_edit_rights
+    learner = switch_async_mode(make_experiment(), "learn")
+    assert learner.start_collecting_at_epoch == math.inf
+    assert learner.val_interval is None
+    assert (learner.always_load_latest, learner.always_save_latest) == (False, True)
+    both = make_experiment()
+    before = dict(vars(both))
+    assert vars(switch_async_mode(both, "both")) == before
+    with pytest.raises(ValueError, match="Did you mean 'learn'"):
         switch_async_mode(make_experiment(), "lern")
-    with pytest.raises(ValueError, match="'learn' trains"):
-        switch_async_mode(make_experiment(), "train")

@@ -5,9 +5,6 @@ import pytest
 import torch
 
 from amago.loading import MAGIC_PAD_VAL, RLData, RLData_pad_collate
-from amago.loading.collate import pad_into
-from amago.loading.packing import PackedBatch, private_memory, shared_memory
-from amago.loading.windows import MemoryWindow
 
 
 @pytest.fixture
@@ -99,19 +96,3 @@ def test_samples_with_different_observations_are_an_error_that_names_them(sample
         RLData_pad_collate([samples[0], wider])
     with pytest.raises(ValueError, match="samples"):
         RLData_pad_collate([])
-
-
-@pytest.mark.parametrize("allocate", [private_memory, shared_memory])
-def test_a_batch_lies_in_one_piece_of_memory_that_can_move(samples, allocate) -> None:
-    for sample in samples:
-        sample.obs["img"] = np.full((len(sample) + 1, 3, 5), 7, dtype=np.uint8)
-    packed = pad_into([MemoryWindow.of(sample) for sample in samples], allocate)
-    batch, again = packed.unpack(), PackedBatch(packed.buffer.clone(), packed.places).unpack()
-    first = packed.buffer.data_ptr()
-    for key, value in batch.obs.items():
-        assert torch.equal(again.obs[key], value)
-        assert first <= value.data_ptr() < first + packed.buffer.nbytes
-    for name in ("rl2s", "rews", "dones", "actions", "time_idxs", "lengths", "flat_idxs"):
-        assert torch.equal(getattr(again, name), getattr(batch, name))
-        assert getattr(batch, name).data_ptr() % 64 == first % 64
-    assert batch.obs["img"].dtype == torch.uint8

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from amago.hindsight import load_trajectory
+from amago.hindsight import load_trajectory, trajectory_length
 
 COMMAND = """
-    train MetaFrozenLake --env-arg size=3 --env-arg k_episodes=1 --actors 4 --env-mode async --loader-workers 1
+    train TMazeAltPassive --env-arg corridor_length=4 --actors 4 --env-mode async --loader-workers 1
     --traj-encoder ff --memory-size 16 --memory-layers 1 --batch-size 2 --max-seq-len 8 --val-interval 1000
     --run-name run
 """
@@ -38,6 +38,10 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "run" / "buffer" / "fifo").glob("[!.]*"))
 
 
+def steps_in(folder: Path) -> int:
+    return sum(trajectory_length(path) for path in files(folder))
+
+
 def wait_until(condition: Callable[[], bool], program: "subprocess.Popen[str]") -> None:
     while not condition():
         with pytest.raises(subprocess.TimeoutExpired):  # or the program has ended
@@ -48,8 +52,10 @@ def wait_until(condition: Callable[[], bool], program: "subprocess.Popen[str]") 
 def test_ctrl_c_writes_what_was_collected_and_leaves_no_process_and_no_traceback(moment, tmp_path):
     steps, batches = (FOREVER, "1") if moment == "collecting" else ("50", FOREVER)
     program = start(tmp_path, "--timesteps-per-epoch", steps, "--batches-per-epoch", batches)
-    # All actors' trajectories are written when collecting has ended, and only then does learning begin.
-    wait_until(lambda: len(files(tmp_path)) >= (50 if moment == "collecting" else 4), program)
+    # Episodes last 5 steps, so that all 4 * 50 steps are on disk when collecting has ended.
+    wait_until(
+        lambda: len(files(tmp_path)) >= 50 if moment == "collecting" else steps_in(tmp_path) == 200, program
+    )
     os.killpg(program.pid, signal.SIGINT)
     out, err = program.communicate(timeout=60)
     assert program.returncode == 130

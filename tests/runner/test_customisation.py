@@ -1,6 +1,6 @@
-"""Parts of a user's own: subclassed, registered by name, set by gin, trained and acted with in real runs.
+"""Custom encoders, heads, distributions and agents: registered, configured by gin, trained and evaluated.
 
-Also the hooks that a subclass of Agent overrides, each by its effect on a run.
+Also the methods that a subclass of Agent overrides, each by its effect on a run.
 """
 
 from collections.abc import Callable
@@ -189,7 +189,7 @@ def trained(experiment: Experiment) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 
 def moved(weights: tuple[dict[str, Tensor], dict[str, Tensor]], prefix: str) -> bool:
-    """Whether every parameter of a part has changed."""
+    """Whether every parameter whose name starts with `prefix` has changed."""
     before, after = weights
     names = [name for name in before if name.startswith(prefix)]
     return bool(names) and all(not torch.equal(before[name], after[name]) for name in names)
@@ -225,14 +225,6 @@ def test_a_trajectory_encoder_of_ones_own_remembers_in_rollouts_and_in_training(
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
 
 
-def test_an_actor_of_ones_own_is_chosen_and_sized_by_gin(make_experiment: MakeExperiment) -> None:
-    use_config({"Agent.actor_type": OwnActor, "OwnActor.hidden": 11}, finalize=False)
-    experiment = make_experiment()
-    assert moved(trained(experiment), "actor.")
-    assert experiment.policy.actor.hidden.out_features == 11
-    assert experiment.policy.target_actor.hidden.out_features == 11
-
-
 @pytest.mark.parametrize("online_coeff", [0.0, 1.0])
 def test_critics_of_ones_own_are_chosen_and_sized_by_gin(
     make_experiment: MakeExperiment, online_coeff: float
@@ -246,18 +238,12 @@ def test_critics_of_ones_own_are_chosen_and_sized_by_gin(
     assert experiment.policy.critics.hidden.out_features == 12
 
 
-def test_a_policy_of_ones_own_is_chosen_by_gin(make_experiment: MakeExperiment) -> None:
-    use_config({"Actor.discrete_dist_type": Sharpened}, finalize=False)
-    experiment = make_experiment()
-    assert moved(trained(experiment), "actor.")
-    assert isinstance(experiment.policy.actor.policy_dist, Sharpened)
-
-
 def test_all_of_ones_own_together(make_experiment: MakeExperiment) -> None:
     use_config(
         {
             "OwnAgent.actor_type": OwnActor,
             "OwnAgent.critic_type": OwnCritics,
+            "OwnActor.hidden": 11,
             "OwnActor.discrete_dist_type": Sharpened,
         },
         finalize=False,
@@ -266,8 +252,18 @@ def test_all_of_ones_own_together(make_experiment: MakeExperiment) -> None:
         tstep_encoder_type=OwnTstepEncoder, traj_encoder_type=LeakyMemory, agent_type=OwnAgent
     )
     weights = trained(experiment)
-    for part in ("tstep_encoder.layer.", "traj_encoder.inp.", "actor.", "critics.", "target_", "predictor."):
-        assert moved(weights, part)
+    for module in (
+        "tstep_encoder.layer.",
+        "traj_encoder.inp.",
+        "actor.",
+        "critics.",
+        "target_",
+        "predictor.",
+    ):
+        assert moved(weights, module)
+    policy = experiment.policy
+    assert policy.actor.hidden.out_features == policy.target_actor.hidden.out_features == 11
+    assert isinstance(policy.actor.policy_dist, Sharpened)
 
 
 def test_networks_of_an_agents_own_are_trained_saved_and_loaded(

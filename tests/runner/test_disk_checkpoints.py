@@ -11,12 +11,12 @@ def test_files_of_the_last_checkpoint_outlive_their_deletion_until_the_next_one(
     make_dataset, fill, numbers
 ) -> None:
     dataset = make_dataset(dset_max_size=2)
-    fill(dataset.fifo.path, 2)
+    fill(dataset.fifo_folder, 2)
     dataset.on_end_of_collection(None)
     dataset.state_dict()
-    fill(dataset.fifo.path, 2, first=2)
+    fill(dataset.fifo_folder, 2, first=2)
     dataset.on_end_of_collection(None)
-    on_hold = dataset.fifo.path.parent / "on_hold"
+    on_hold = dataset.fifo_folder.parent / "on_hold"
     assert numbers(dataset) == {2, 3}
     assert len(list(on_hold.iterdir())) == 2
     dataset.state_dict()
@@ -27,10 +27,10 @@ def test_files_of_the_last_checkpoint_outlive_their_deletion_until_the_next_one(
 
 def test_a_resumed_run_draws_from_the_files_of_its_checkpoint(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=3)
-    fill(dataset.fifo.path, 3)
+    fill(dataset.fifo_folder, 3)
     dataset.on_end_of_collection(None)
     state = dataset.state_dict()
-    fill(dataset.fifo.path, 2, first=3)
+    fill(dataset.fifo_folder, 2, first=3)
     dataset.on_end_of_collection(None)
     assert numbers(dataset) == {2, 3, 4}
 
@@ -39,17 +39,17 @@ def test_a_resumed_run_draws_from_the_files_of_its_checkpoint(make_dataset, fill
         warnings.simplefilter("error")
         resumed.load_state_dict(state, move_later_files_aside=True)
     assert numbers(resumed) == {0, 1, 2}
-    assert len(list((resumed.fifo.path.parent / "aside").iterdir())) == 2
-    fill(resumed.fifo.path, 2, first=3)
+    assert len(list((resumed.fifo_folder.parent / "aside").iterdir())) == 2
+    fill(resumed.fifo_folder, 2, first=3)
     resumed.on_end_of_collection(None)
     assert numbers(resumed) == {2, 3, 4}
 
 
 def test_later_files_stay_unless_they_are_to_move(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
+    fill(dataset.fifo_folder, 2)
     state = dataset.state_dict()
-    fill(dataset.fifo.path, 1, first=2)
+    fill(dataset.fifo_folder, 1, first=2)
     resumed = make_dataset()
     resumed.load_state_dict(state)
     assert numbers(resumed) == {0, 1, 2}
@@ -57,18 +57,25 @@ def test_later_files_stay_unless_they_are_to_move(make_dataset, fill, numbers) -
 
 def test_files_that_are_gone_at_a_resume_are_warned_about(make_dataset, fill) -> None:
     dataset = make_dataset()
-    paths = fill(dataset.fifo.path, 2)
+    paths = fill(dataset.fifo_folder, 2)
     state = dataset.state_dict()
     paths[0].unlink()
     with pytest.warns(AmagoWarning, match="1 of 2"):
         make_dataset().load_state_dict(state)
 
 
+def test_a_checkpoint_that_lists_a_file_outside_the_buffer_is_refused(make_dataset, tmp_path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for state in ({"files": ["../mine"], "on_hold": []}, {"files": [], "on_hold": ["/mine"]}):
+        with pytest.raises(ValueError, match="mine"):
+            make_dataset().load_state_dict({"fifo": state}, move_later_files_aside=True)
+
+
 def test_what_was_on_hold_at_a_checkpoint_is_removed_after_a_resume(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=2)
-    fill(dataset.fifo.path, 2)
+    fill(dataset.fifo_folder, 2)
     dataset.state_dict()
-    fill(dataset.fifo.path, 2, first=2)
+    fill(dataset.fifo_folder, 2, first=2)
     dataset.on_end_of_collection(None)
     state = dataset.state_dict()
     resumed = make_dataset(dset_max_size=2)
@@ -76,17 +83,17 @@ def test_what_was_on_hold_at_a_checkpoint_is_removed_after_a_resume(make_dataset
     assert numbers(resumed) == {2, 3}
     resumed.state_dict()
     resumed.on_end_of_collection(None)
-    assert not list((resumed.fifo.path.parent / "on_hold").iterdir())
+    assert not list((resumed.fifo_folder.parent / "on_hold").iterdir())
 
 
 def test_a_process_without_edit_rights_resumes_without_moving_files(make_dataset, fill) -> None:
     main, other = make_dataset(dset_max_size=1), make_dataset(dset_max_size=1, edit=False)
-    fill(main.fifo.path, 3)
+    fill(main.fifo_folder, 3)
     state = main.state_dict()
     other.on_end_of_collection(None)
     other.load_state_dict({"fifo": {"files": [], "on_hold": []}}, move_later_files_aside=True)
-    assert len(list(main.fifo.path.iterdir())) == 3
+    assert len(list(main.fifo_folder.iterdir())) == 3
     main.on_end_of_collection(None)
-    assert len(list(main.fifo.path.iterdir())) == 1
+    assert len(list(main.fifo_folder.iterdir())) == 1
     main.load_state_dict(state)
-    assert len(list(main.fifo.path.iterdir())) == 3
+    assert len(list(main.fifo_folder.iterdir())) == 3

@@ -1,5 +1,7 @@
 """Drawing from the replay buffer on disk."""
 
+import pickle
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +10,7 @@ import numpy as np
 import pytest
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, save_trajectory, trajectory_filename
-from amago.loading import DiskTrajDataset, RLData, get_path_to_trajs, load_traj_from_disk
-from amago.loading.packing import private_memory
+from amago.loading import DiskTrajDataset, RLData, RLData_pad_collate, get_path_to_trajs, load_traj_from_disk
 from amago.utils import AmagoWarning
 
 
@@ -43,8 +44,8 @@ def test_files_of_every_format_are_read_whole(make_traj, tmp_path, save_as) -> N
 
 def test_fifo_and_protected_are_drawn_from_alike(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 3)
-    fill(dataset.protected.path, 3, first=3)
+    fill(dataset.fifo_folder, 3)
+    fill(dataset.protected_folder, 3, first=3)
     assert numbers(dataset) == {0, 1, 2, 3, 4, 5}
 
 
@@ -55,7 +56,7 @@ def test_reading_a_window_gives_what_slicing_the_whole_file_gives(make_dataset, 
             return super().sample_random_trajectory()
 
     cached = make_dataset()
-    fill(cached.fifo.path, 4, transitions=[3, 9, 20, 50], save_as=save_as)
+    fill(cached.fifo_folder, 4, transitions=[3, 9, 20, 50], save_as=save_as)
     uncached = make_dataset(cache_bytes=0)
     sliced = Whole(cached.dset_root, "dset", 100)
     sliced.configure(50, 4, "none", True)
@@ -70,7 +71,7 @@ def test_reading_a_window_gives_what_slicing_the_whole_file_gives(make_dataset, 
 
 def test_a_sample_depends_on_seed_rank_epoch_and_index_alone(make_dataset, fill) -> None:
     first, second = make_dataset(length=3), make_dataset(length=3)
-    fill(first.fifo.path, 20, transitions=30)
+    fill(first.fifo_folder, 20, transitions=30)
     for dataset in (first, second):
         dataset.set_epoch(5)
     backwards = {i: second[i] for i in reversed(range(50))}
@@ -98,7 +99,7 @@ def test_sampling_lists_are_ordered_by_writer_and_number_whatever_the_clock_says
         for number, time in enumerate(times):
             save_trajectory(
                 make_traj(5, number),
-                dataset.fifo.path / trajectory_filename("env", 1, number, time),
+                dataset.fifo_folder / trajectory_filename("env", 1, number, time),
                 "npz",
                 "env",
             )
@@ -111,7 +112,7 @@ def test_sampling_lists_are_ordered_by_writer_and_number_whatever_the_clock_says
 
 def test_files_or_timesteps_can_be_drawn_with_equal_chances(make_dataset, fill) -> None:
     by_file = make_dataset(items=2000)
-    fill(by_file.fifo.path, 2, transitions=[5, 15])
+    fill(by_file.fifo_folder, 2, transitions=[5, 15])
     by_timestep = make_dataset(items=2000, sample_by="timesteps")
 
     def share_of_long(dataset: DiskTrajDataset) -> float:
@@ -134,8 +135,7 @@ def assert_reads_little(read_slice: Callable[[], object], size: int) -> None:
     assert bytes_read(read_slice) < size / 20
 
 
-@pytest.mark.parametrize("save_as", ["npz", "traj"])
-def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, save_as) -> None:
+def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset) -> None:
     steps = 20_000
     traj = FrozenTraj(
         obs={"observation": np.zeros((steps + 1, 100), dtype=np.float32)},
@@ -146,20 +146,20 @@ def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset, s
         actions=np.zeros((steps, 1), dtype=np.float32),
     )
     dataset = make_dataset()
-    path = save_trajectory(traj, dataset.fifo.path / "env_00000000_1", save_as, "env")
+    path = save_trajectory(traj, dataset.fifo_folder / "env_00000000_1", "npz", "env")
     size = path.stat().st_size
     dataset.set_epoch(0)
     assert_reads_little(lambda: dataset[0], size)  # headers included
     assert_reads_little(lambda: dataset[1], size)
-    assert_reads_little(lambda: dataset.draw_batch(2, 8, private_memory), size)
+    assert_reads_little(lambda: RLData_pad_collate([dataset[i] for i in range(2, 10)]), size)
     with pytest.raises(AssertionError):  # the fault: load everything, then slice
         assert_reads_little(lambda: RLData.from_trajectory(load_traj_from_disk(path)).random_slice(4), size)
 
 
 def test_drawn_trajectories_may_be_written_to_without_changing_the_buffer(make_dataset, fill) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 1)
-    dataset.refresh()
+    fill(dataset.fifo_folder, 1)
+    dataset.index.refresh()
     for _ in range(2):
         data = dataset.sample_random_trajectory()
         assert (data.rews > 0).all()
@@ -184,29 +184,20 @@ def test_an_unconfigured_or_empty_dataset_says_what_is_missing(tmp_path) -> None
         dataset[5]
 
 
-def test_the_cache_keeps_to_its_bytes(make_dataset, fill, numbers) -> None:
-    dataset = make_dataset(items=200, cache_bytes=10_000)
-    fill(dataset.fifo.path, 30)
-    assert numbers(dataset) == set(range(30))
-    assert 0 < len(dataset._drawer.reader.cache) < 30
-    assert dataset._drawer.reader.cache.used_bytes <= 10_000
-
-
 def test_a_cached_file_that_is_deleted_is_not_drawn_in_the_next_epoch(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    paths = fill(dataset.fifo.path, 3)
+    paths = fill(dataset.fifo_folder, 3)
     assert numbers(dataset) == {0, 1, 2}
     paths[1].unlink()
     dataset.set_epoch(1)
     assert numbers(dataset) == {0, 2}
-    assert dataset._drawer.reader.cache.get(str(paths[1])) is None
 
 
 def test_a_file_that_takes_the_name_of_a_cached_one_replaces_it(
     make_dataset, fill, make_traj, numbers
 ) -> None:
     dataset = make_dataset()
-    path = fill(dataset.fifo.path, 1)[0]
+    path = fill(dataset.fifo_folder, 1)[0]
     assert numbers(dataset) == {0}
     save_trajectory(make_traj(5, 9), path, "npz", "env")
     dataset.set_epoch(1)
@@ -231,7 +222,7 @@ class AddHundred(Relabeler):
 
 def test_a_relabeler_sees_the_whole_piece_before_slicing_at_every_draw(make_dataset, fill) -> None:
     dataset = make_dataset(relabeler=AddHundred(), length=2)
-    fill(dataset.fifo.path, 2, transitions=10)
+    fill(dataset.fifo_folder, 2, transitions=10)
     for i in range(len(dataset)):
         data = dataset[i]
         assert set(data.obs) == {"kept"}
@@ -244,7 +235,7 @@ def test_a_relabeler_that_returns_nothing_is_named(make_dataset, fill) -> None:
             traj.rews[:] = 0
 
     dataset = make_dataset(relabeler=Forgetful())
-    fill(dataset.fifo.path, 1)
+    fill(dataset.fifo_folder, 1)
     with pytest.raises(TypeError, match="Forgetful"):
         dataset[0]
 
@@ -259,3 +250,28 @@ def test_a_minimum_that_the_buffer_can_never_hold_is_warned_about(
         warnings.simplefilter("error")
         DiskTrajDataset(tmp_path, "small", 5, dset_min_size=7)
         DiskTrajDataset(tmp_path, "large", float("inf"), dset_min_size=7)
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
+def test_the_cache_takes_no_more_memory_than_it_may(make_dataset, fill, numbers, save_as) -> None:
+    megabyte = 1 << 20
+    dataset = make_dataset(items=400, length=10, cache_bytes=megabyte)
+    fill(dataset.fifo_folder, 100, transitions=500, save_as=save_as)  # 3 MB
+    dataset.set_epoch(0)
+    dataset[0]
+    tracemalloc.start()
+    assert numbers(dataset) == set(range(100))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert megabyte // 2 < kept < 1.5 * megabyte
+
+
+def test_a_dataset_can_be_pickled_for_spawned_workers_without_its_cache(make_dataset, fill) -> None:
+    dataset = make_dataset(length=20)
+    fill(dataset.fifo_folder, 50, transitions=100)
+    dataset.set_epoch(0)
+    expected = [dataset[i] for i in range(50)]
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 50_000
+    for i, sample in enumerate(expected):
+        assert_same(pickle.loads(pickled)[i], sample)

@@ -1,4 +1,4 @@
-"""What happens to the files of the replay buffer: they come, vanish, are deleted, or are no trajectories."""
+"""Files of the replay buffer: added, deleted, unfinished, and unusable ones."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -7,22 +7,21 @@ from pathlib import Path
 import pytest
 
 from amago.hindsight import parse_filename, save_trajectory
-from amago.loading import DiskTrajDataset, files
-from amago.loading.files import TrajFolder
+from amago.loading import DiskTrajDataset
 from amago.utils import AmagoWarning
 
 
 def test_new_files_are_drawn_from_the_next_epoch_on(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
     for epoch in range(4):
-        fill(dataset.fifo.path, 2, first=2 * epoch)
+        fill(dataset.fifo_folder, 2, first=2 * epoch)
         dataset.set_epoch(epoch)
         assert numbers(dataset) == set(range(2 * epoch + 2))
 
 
 def test_a_file_that_vanishes_between_listing_and_reading_is_drawn_again(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    paths = fill(dataset.fifo.path, 5)
+    paths = fill(dataset.fifo_folder, 5)
     dataset.set_epoch(0)
     for path in paths[:4]:
         path.unlink()
@@ -31,8 +30,8 @@ def test_a_file_that_vanishes_between_listing_and_reading_is_drawn_again(make_da
 
 def test_files_still_being_written_are_left_alone(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 1)
-    unfinished = dataset.fifo.path / ".env_00000001_5.npz.part"
+    fill(dataset.fifo_folder, 1)
+    unfinished = dataset.fifo_folder / ".env_00000001_5.npz.part"
     unfinished.write_bytes(b"half")
     dataset.set_epoch(0)
     assert numbers(dataset) == {0}
@@ -41,7 +40,7 @@ def test_files_still_being_written_are_left_alone(make_dataset, fill, numbers) -
 
 @pytest.fixture
 def bad_file(make_traj, tmp_path) -> Callable[[str, Path], Path]:
-    """Writes a file into a folder that is no trajectory, in the way that is named."""
+    """Writes an unusable file of the given kind."""
 
     def write(way: str, folder: Path) -> Path:
         whole = save_trajectory(make_traj(5), tmp_path / "env_000000ff_7", "npz", "env").read_bytes()
@@ -68,18 +67,16 @@ WAYS = ["foreign name", "torn", "empty", "pickled", "torn traj"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_file_that_is_no_trajectory_is_quarantined_with_one_warning(
-    make_dataset, fill, bad_file, way, numbers
-) -> None:
+def test_an_unusable_file_is_quarantined_with_one_warning(make_dataset, fill, bad_file, way, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
-    path = bad_file(way, dataset.fifo.path)
+    fill(dataset.fifo_folder, 2)
+    path = bad_file(way, dataset.fifo_folder)
     with pytest.warns(AmagoWarning, match=path.name) as caught:
         drawn = [epoch_numbers(dataset, epoch, numbers) for epoch in range(3)]
     assert drawn == [{0, 1}] * 3
     assert len(caught) == 1
     assert not path.exists()
-    assert (dataset.quarantine / path.name).exists()
+    assert (dataset.index.quarantine_folder / path.name).exists()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -87,8 +84,8 @@ def test_without_edit_rights_it_is_skipped_with_one_warning_and_stays(
     make_dataset, fill, bad_file, way, numbers
 ) -> None:
     dataset = make_dataset(edit=False)
-    fill(dataset.fifo.path, 2)
-    path = bad_file(way, dataset.fifo.path)
+    fill(dataset.fifo_folder, 2)
+    path = bad_file(way, dataset.fifo_folder)
     with pytest.warns(AmagoWarning, match=path.name) as caught:
         drawn = [epoch_numbers(dataset, epoch, numbers) for epoch in range(3)]
     assert drawn == [{0, 1}] * 3
@@ -98,7 +95,7 @@ def test_without_edit_rights_it_is_skipped_with_one_warning_and_stays(
 
 def test_protected_takes_trajectories_under_any_name(make_dataset, make_traj, numbers) -> None:
     dataset = make_dataset()
-    save_trajectory(make_traj(5, 7), dataset.protected.path / "my demonstrations", "npz", "env")
+    save_trajectory(make_traj(5, 7), dataset.protected_folder / "my demonstrations", "npz", "env")
     dataset.set_epoch(0)
     assert numbers(dataset) == {7}
 
@@ -110,8 +107,8 @@ def assert_ready_at(is_ready: Callable[[int, int], bool], minimum: int) -> None:
 def test_training_begins_at_the_minimum_size_and_not_one_later(tmp_path, fill) -> None:
     def is_ready(held: int, minimum: int) -> bool:
         dataset = DiskTrajDataset(tmp_path, f"{held} of {minimum}", 10, dset_min_size=minimum)
-        fill(dataset.fifo.path, held // 2)
-        fill(dataset.protected.path, held - held // 2, first=10)
+        fill(dataset.fifo_folder, held // 2)
+        fill(dataset.protected_folder, held - held // 2, first=10)
         return dataset.ready_for_training
 
     assert_ready_at(is_ready, 3)
@@ -130,23 +127,23 @@ def test_a_learner_that_waits_for_an_empty_buffer_notices_its_first_files(
 ) -> None:
     dataset = make_dataset(edit=False)
     asks = (dataset.ready_for_training for _ in range(2))
-    assert_notices_arrival(asks, lambda: fill(dataset.fifo.path, 1))
+    assert_notices_arrival(asks, lambda: fill(dataset.fifo_folder, 1))
 
     other = DiskTrajDataset(tmp_path, "other", 10)
-    listed_once = list(other.fifo.path.iterdir())
+    listed_once = list(other.fifo_folder.iterdir())
     stale = (len(listed_once) >= 1 for _ in range(2))
     with pytest.raises(AssertionError):  # the fault: an old listing is asked
-        assert_notices_arrival(stale, lambda: fill(other.fifo.path, 1))
+        assert_notices_arrival(stale, lambda: fill(other.fifo_folder, 1))
 
 
 def test_the_oldest_fifo_files_are_deleted_beyond_the_limit(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=4)
-    fill(dataset.protected.path, 3, first=100)
-    fill(dataset.fifo.path, 7)
+    fill(dataset.protected_folder, 3, first=100)
+    fill(dataset.fifo_folder, 7)
     metrics = dataset.on_end_of_collection(None)
-    left = sorted(int(parse_filename(path).file_id, 16) for path in dataset.fifo.path.iterdir())
+    left = sorted(int(parse_filename(path).file_id, 16) for path in dataset.fifo_folder.iterdir())
     assert left == [3, 4, 5, 6]
-    assert len(list(dataset.protected.path.iterdir())) == 3
+    assert len(list(dataset.protected_folder.iterdir())) == 3
     assert metrics == {
         "Trajectory Files in FIFO": 4,
         "Trajectory Files in Protected": 3,
@@ -157,23 +154,23 @@ def test_the_oldest_fifo_files_are_deleted_beyond_the_limit(make_dataset, fill, 
 
 def test_age_is_told_by_the_clock_across_writers(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=2)
-    fill(dataset.fifo.path, 2, first=0, writer=9)
-    fill(dataset.fifo.path, 2, first=2, writer=1)
+    fill(dataset.fifo_folder, 2, first=0, writer=9)
+    fill(dataset.fifo_folder, 2, first=2, writer=1)
     dataset.on_end_of_collection(None)
     assert numbers(dataset) == {2, 3}
 
 
 def test_an_infinite_limit_deletes_nothing(make_dataset, fill) -> None:
     dataset = make_dataset(dset_max_size=float("inf"))
-    fill(dataset.fifo.path, 5)
+    fill(dataset.fifo_folder, 5)
     assert dataset.on_end_of_collection(None)["Trajectory Files Deleted"] == 0
 
 
 def test_without_edit_rights_nothing_is_deleted(make_dataset, fill) -> None:
     dataset = make_dataset(dset_max_size=1, edit=False)
-    fill(dataset.fifo.path, 3)
+    fill(dataset.fifo_folder, 3)
     dataset.on_end_of_collection(None)
-    assert len(list(dataset.fifo.path.iterdir())) == 3
+    assert len(list(dataset.fifo_folder.iterdir())) == 3
     with pytest.raises(PermissionError, match="edit rights"):
         dataset.delete()
 
@@ -187,11 +184,11 @@ def assert_survives_foreign_names(delete_oldest: Callable[[], object]) -> None:
 
 def test_a_foreign_name_does_not_stop_the_deletion(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=1)
-    fill(dataset.fifo.path, 3)
-    (dataset.fifo.path / "README.md").write_text("mine")
+    fill(dataset.fifo_folder, 3)
+    (dataset.fifo_folder / "README.md").write_text("mine")
 
     def by_splitting_names() -> None:
-        sorted(dataset.fifo.path.iterdir(), key=lambda path: int(path.stem.split("_")[2]))
+        sorted(dataset.fifo_folder.iterdir(), key=lambda path: int(path.stem.split("_")[2]))
 
     with pytest.raises(AssertionError):  # the fault: names are taken apart without a look
         assert_survives_foreign_names(by_splitting_names)
@@ -204,7 +201,7 @@ def assert_file_is_found(
     dataset: DiskTrajDataset, write: Callable[[Path], object], numbers: Callable[..., set[int]]
 ) -> None:
     try:
-        write(dataset.fifo.path)
+        write(dataset.fifo_folder)
     except OSError as error:
         raise AssertionError("the file was lost") from error
     dataset.set_epoch(0)
@@ -226,8 +223,8 @@ def test_an_environment_name_with_a_slash_or_underscore_does_not_lose_the_file(
 
 def test_delete_spares_protected_unless_told_not_to(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
-    fill(dataset.protected.path, 2, first=2)
+    fill(dataset.fifo_folder, 2)
+    fill(dataset.protected_folder, 2, first=2)
     dataset.delete()
     assert numbers(dataset) == {2, 3}
     dataset.delete(delete_protected=True)
@@ -245,23 +242,6 @@ def test_arguments_out_of_range_are_named(tmp_path, name, value) -> None:
 
 def test_the_description_tells_place_and_size(make_dataset, fill) -> None:
     dataset = make_dataset()
-    fill(dataset.fifo.path, 2)
+    fill(dataset.fifo_folder, 2)
     assert "2 trajectory files" in dataset.get_description()
-    assert str(dataset.fifo.path) in dataset.get_description()
-
-
-def test_names_that_left_the_folder_are_not_remembered(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(files, "ABSENT_SECONDS", 0.0)
-    folder = TrajFolder(tmp_path)
-    for round_ in range(5):
-        for number in range(20):
-            (tmp_path / f"env_{round_:04x}{number:04x}_1.npz").touch()
-            (tmp_path / f"notes {round_} {number}.txt").touch()
-        folder.refresh(force=True)
-        for file in list(folder.ordered):
-            folder.forget(file, for_good=int(file.file_id, 16) % 2 == 0, for_now=True)
-        for path in tmp_path.iterdir():
-            path.unlink()
-    folder.refresh()
-    assert not folder._ignored
-    assert not folder._absent
+    assert str(dataset.fifo_folder) in dataset.get_description()

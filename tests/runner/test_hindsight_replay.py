@@ -14,8 +14,7 @@ import torch
 
 from amago.agent.batch import Batch
 from amago.hindsight import FrozenTraj, Relabeler, load_trajectory, save_trajectory, trajectory_filename
-from amago.loading import DiskTrajDataset, OfflineDataset, RLDataset
-from amago.loading.batches import BatchLoader
+from amago.loading import BatchLoader, DiskTrajDataset, OfflineDataset, RLDataset
 
 WALLS = np.array([[0, 0, 0, 1, 0], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0], [0, 0, 0, 1, 0]], bool)
 MOVES = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])
@@ -74,10 +73,10 @@ def make_maze(tmp_path: Path) -> Callable[..., DiskTrajDataset]:
     def make(save_as: str = "npz", cache_bytes: int = 1 << 20, relabel: bool = True) -> DiskTrajDataset:
         relabeler = ReachedInHindsight() if relabel else None
         dataset = DiskTrajDataset(tmp_path, save_as, 100, relabeler=relabeler, cache_bytes=cache_bytes)
-        if not any(dataset.fifo.path.iterdir()):
+        if not any(dataset.fifo_folder.iterdir()):
             for number, traj in enumerate(WALKS):
                 name = trajectory_filename("maze", 0, number, number)
-                save_trajectory(traj, dataset.fifo.path / name, save_as, "maze")
+                save_trajectory(traj, dataset.fifo_folder / name, save_as, "maze")
         dataset.configure(400, WINDOW, "both", True)
         return dataset
 
@@ -124,7 +123,7 @@ def test_offline_data_can_be_relabelled_alike() -> None:
 def test_the_buffer_keeps_what_happened(make_maze) -> None:
     dataset = make_maze()
     batches_of(dataset)
-    for path, traj in zip(sorted(dataset.fifo.path.iterdir()), WALKS, strict=True):
+    for path, traj in zip(sorted(dataset.fifo_folder.iterdir()), WALKS, strict=True):
         for name, array in traj.to_dict().items():
             np.testing.assert_array_equal(load_trajectory(path).to_dict()[name], array)
     for batch in batches_of(make_maze(relabel=False)):

@@ -27,23 +27,12 @@ def test_every_export_can_be_imported() -> None:
         assert name in dir(amago)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="Experimant"):
-        _ = amago.Experimant  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("metadata", ["amago-3.3.0.dist-info", "amago.egg-info"])
 def test_another_distribution_called_amago_is_refused_with_the_remedy(tmp_path: Path, metadata: str) -> None:
     (tmp_path / metadata).mkdir()
     refused = in_a_new_process("import amago", tmp_path)
     assert refused.returncode == 1
     assert "pip uninstall -y amago" in refused.stderr
-
-
-@pytest.mark.parametrize("metadata", ["amago_runner-0.1.0.dist-info", "amago_nets-0.1.0.dist-info"])
-def test_our_own_distributions_are_no_reason_to_refuse(tmp_path: Path, metadata: str) -> None:
-    (tmp_path / metadata).mkdir()
-    assert in_a_new_process("import amago", tmp_path).returncode == 0
 
 
 def test_callbacks_come_without_torch() -> None:

@@ -1,13 +1,11 @@
-"""Ctrl-C in the middle of a rollout: no step is recorded by half, and what goes on afterwards begins anew."""
+"""Ctrl-C ends a rollout after the running step: nothing is recorded by half, and the rollout can continue."""
 
 import itertools
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import gymnasium as gym
@@ -17,10 +15,10 @@ import torch
 
 from amago.agent import Agent
 from amago.envs import AMAGOEnv
+from amago.envs.interrupts import defer_interrupts
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import make_vector_env
-from amago.experiment import Callback, Experiment, interrupts
-from amago.experiment.interrupts import InterruptGate
+from amago.experiment import Callback, Experiment
 from amago.experiment.rollout import Rollout
 from amago.hindsight import FrozenTraj, load_trajectory
 from amago.nets.traj_encoders import GRUTrajEncoder
@@ -55,16 +53,16 @@ class Counting(gym.Env[np.ndarray, int]):
 
 
 class InterruptedRecorder(TrajectoryRecorder):
-    """Is interrupted each time before it hands over the piece of that number."""
+    """Is interrupted before it writes the segment of that number."""
 
-    interrupted_piece = -1
-    pieces = 0
+    interrupted_segment = -1
+    segments = 0
 
-    def _hand_over(self, piece: FrozenTraj, row: int) -> None:
-        self.pieces += 1
-        if self.pieces == self.interrupted_piece:
+    def _write(self, segment: FrozenTraj, row: int) -> None:
+        self.segments += 1
+        if self.segments == self.interrupted_segment:
             interrupt()
-        super()._hand_over(piece, row)
+        super()._write(segment, row)
 
 
 @pytest.fixture
@@ -99,7 +97,7 @@ def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[Callable[..., Rol
 
 
 def check(rollout: Rollout, folder: Path) -> None:
-    """No transition is there twice, none is missing between others, and no piece holds two episodes."""
+    """No transition is there twice, none is missing between others, and no file holds two episodes."""
     assert rollout.recorder is not None
     rollout.recorder.cut()
     rollout.recorder.close()
@@ -117,33 +115,33 @@ def check(rollout: Rollout, folder: Path) -> None:
     assert len(found) == rollout.recorder.total_frames
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 4])
-def test_a_step_is_recorded_whole_before_an_interrupt_comes_through(piece, make_rollout, tmp_path):
+@pytest.mark.parametrize("segment", [1, 2, 3, 4])
+def test_a_step_is_recorded_whole_before_an_interrupt_comes_through(segment, make_rollout, tmp_path):
     rollout = make_rollout()
-    rollout.recorder.interrupted_piece = piece
+    rollout.recorder.interrupted_segment = segment
     with pytest.raises(KeyboardInterrupt):
         rollout.run(timesteps=50)
-    assert rollout.recorder.pieces < piece + 3
+    assert rollout.recorder.segments < segment + 3
     check(rollout, tmp_path)
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3])
-def test_an_interrupt_while_a_reset_writes_unfinished_pieces_waits_for_all_of_them(
-    piece, make_rollout, tmp_path
+@pytest.mark.parametrize("segment", [1, 2, 3])
+def test_an_interrupt_while_a_reset_writes_unfinished_segments_waits_for_all_of_them(
+    segment, make_rollout, tmp_path
 ):
     rollout = make_rollout()
     rollout.run(timesteps=1)
-    rollout.recorder.interrupted_piece = piece
+    rollout.recorder.interrupted_segment = segment
     with pytest.raises(KeyboardInterrupt):
         rollout.reset()
-    assert rollout.recorder.pieces == 3
+    assert rollout.recorder.segments == 3
     check(rollout, tmp_path)
 
 
 @pytest.mark.parametrize("cause", ["an environment's step", "recording"])
-def test_a_rollout_that_goes_on_after_an_interrupt_begins_new_episodes(cause, make_rollout, tmp_path):
+def test_a_rollout_continues_after_an_interrupt(cause, make_rollout, tmp_path):
     rollout = make_rollout(interrupted_step=7 if cause != "recording" else -1)
-    rollout.recorder.interrupted_piece = 3 if cause == "recording" else -1
+    rollout.recorder.interrupted_segment = 3 if cause == "recording" else -1
     with pytest.raises(KeyboardInterrupt):
         rollout.run(timesteps=50)
     rollout.run(timesteps=20)
@@ -160,16 +158,15 @@ def test_a_rollout_that_goes_on_after_a_failed_write_goes_on_where_it_was(make_r
     os.rename(tmp_path.with_name("away"), tmp_path)
     rollout.recorder.flush()
     rollout.run(timesteps=20)
-    assert rollout.stats.episodes == rollout.recorder.pieces
+    assert rollout.stats.episodes == rollout.recorder.segments
     check(rollout, tmp_path)
 
 
 def test_a_second_interrupt_does_not_wait():
-    gate = InterruptGate()
     done = []
 
     def interrupted_twice() -> None:
-        with gate.watching(), gate:
+        with defer_interrupts():
             interrupt()
             done.append("first")
             interrupt()
@@ -180,112 +177,22 @@ def test_a_second_interrupt_does_not_wait():
     assert done == ["first"]
 
 
-def test_whoever_handled_interrupts_before_does_so_afterwards():
+def test_the_handler_from_before_receives_the_deferred_interrupt_and_is_restored():
     heard = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        gate = InterruptGate()
-        with gate.watching():
-            with gate:
-                interrupt()
-                assert heard == []
+        with defer_interrupts() as interrupts:
+            interrupt()
+            assert interrupts.pending
+            assert heard == []
+            interrupts.deliver()
             assert heard == [signal.SIGINT]
+            interrupt()
+        assert heard == [signal.SIGINT] * 2
         interrupt()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT] * 2
-
-
-class InterruptAt:
-    """Interrupts before those of the gate's own instructions that have these numbers."""
-
-    def __init__(self, *numbers: int) -> None:
-        self.numbers, self.count, self.sent = numbers, 0, 0
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> "InterruptAt | None":
-        if frame.f_code.co_filename != interrupts.__file__:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            self.count += 1
-            if self.count in self.numbers:
-                self.sent += 1
-                interrupt()
-        return self
-
-
-def interrupted_at(*numbers: int, within: bool = False) -> tuple[InterruptGate, InterruptAt, int]:
-    """A gate that was closed twice under such interrupts, `within` it one more; how many came through."""
-    gate, tracer, heard = InterruptGate(), InterruptAt(*numbers), 0
-    sys._getframe().f_trace_opcodes = True  # from Python 3.12 on none are traced unless one asked before
-    sys.settrace(tracer)
-    try:
-        with gate.watching():
-            with gate:
-                if within:
-                    interrupt()
-            with gate:
-                pass
-    except KeyboardInterrupt:
-        heard += 1
-    finally:
-        sys.settrace(None)
-    return gate, tracer, heard
-
-
-def check_next_block(gate: InterruptGate) -> None:
-    """The gate holds an interrupt back where it is closed, and nowhere else, and puts back who heard it before."""
-    done = []
-
-    def interrupted_while_closed() -> None:
-        with gate.watching():
-            with gate:
-                done.append("closed")
-            done.append("opened without an interrupt")
-            with gate:
-                interrupt()
-                done.append("held back")
-            done.append("lost")
-
-    def interrupted_while_open() -> None:
-        with gate.watching():
-            interrupt()
-            done.append("held back by an open gate")
-
-    for block in (interrupted_while_closed, interrupted_while_open):
-        with pytest.raises(KeyboardInterrupt):
-            block()
-    assert done == ["closed", "opened without an interrupt", "held back"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("within", [False, True])
-def test_at_whatever_instruction_of_the_gate_an_interrupt_comes_it_is_heard_and_the_next_block_works(within):
-    for number in itertools.count(1):
-        gate, tracer, heard = interrupted_at(number, within=within)
-        assert heard == bool(tracer.sent or within)
-        check_next_block(gate)
-        if not tracer.sent:
-            break
-    assert number > 15, "instructions are traced, on Python 3.13 not all of them"
-
-
-@pytest.mark.parametrize("within", [False, True])
-def test_two_interrupts_at_any_instructions_leave_a_gate_that_works(within):
-    _, uninterrupted, _ = interrupted_at()
-    for first in range(1, uninterrupted.count + 1):
-        for second in range(first + 1, uninterrupted.count + 40):
-            gate, _, heard = interrupted_at(first, second, within=within)
-            assert heard == 1
-            check_next_block(gate)
-
-
-def test_an_interrupt_that_waited_when_its_block_ended_does_not_come_in_the_next_one():
-    gate = InterruptGate()
-    with gate.watching():
-        gate.__enter__()  # never opened, as several interrupts in a row may leave it
-        interrupt()
-    check_next_block(gate)
+    assert heard == [signal.SIGINT] * 3
 
 
 def test_an_experiment_that_cannot_write_its_last_episodes_ends_its_workers_all_the_same(
@@ -322,10 +229,10 @@ def test_a_checkpoint_after_an_interrupted_rollout_holds_what_was_collected(
     experiment.start()
     with pytest.raises(KeyboardInterrupt):
         experiment.collect_new_training_data()
-    assert experiment._recorder is not None
-    assert experiment._recorder.unsaved_frames > 0
+    assert experiment.collector.recorder is not None
+    assert experiment.collector.recorder.unsaved_frames > 0
     experiment.save_checkpoint()
-    assert experiment._recorder.unsaved_frames == 0
+    assert experiment.collector.recorder.unsaved_frames == 0
     assert experiment.dataset is not None
     files = experiment.dataset.state_dict()["fifo"]["files"]
     assert len(files) == experiment.parallel_actors
@@ -335,23 +242,23 @@ def test_a_checkpoint_after_an_interrupted_rollout_holds_what_was_collected(
 
 
 @pytest.mark.parametrize("end", ["save_checkpoint", "close"])
-def test_an_interrupt_while_a_checkpoint_or_the_end_writes_unfinished_pieces_loses_none(
+def test_an_interrupt_while_a_checkpoint_or_the_end_writes_unfinished_segments_loses_none(
     make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     experiment = make_experiment(train_timesteps_per_epoch=3)
     experiment.start()
     experiment.collect_new_training_data()
-    recorder = experiment._recorder
+    recorder = experiment.collector.recorder
     assert recorder is not None
     assert recorder.unsaved_frames > 0
-    hand_over, first = recorder._hand_over, itertools.count()
+    write, first = recorder._write, itertools.count()
 
-    def interrupted(piece: FrozenTraj, row: int) -> None:
+    def interrupted(segment: FrozenTraj, row: int) -> None:
         if next(first) == 0:
             interrupt()
-        hand_over(piece, row)
+        write(segment, row)
 
-    monkeypatch.setattr(recorder, "_hand_over", interrupted)
+    monkeypatch.setattr(recorder, "_write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         getattr(experiment, end)()
     experiment.close()

@@ -1,7 +1,6 @@
 """OfflineDataset: rows of arrays, HDF5 files and Minari datasets as trajectories, in memory or mapped."""
 
 import builtins
-import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,9 @@ import numpy as np
 import pytest
 
 from amago.envs import AMAGOEnv
-from amago.hindsight import FrozenTraj, Relabeler
-from amago.loading import OfflineDataset, RLData_pad_collate
-from amago.loading.batches import BatchLoader
+from amago.hindsight import FrozenTraj, Relabeler, load_trajectory
+from amago.loading import DiskTrajDataset, OfflineDataset
 from amago.loading.offline import episodes_from_arrays, episodes_from_file, episodes_from_minari
-from amago.loading.offline.sources import actions_and_names
 
 LENGTHS = [3, 1, 4]
 DISCRETE = gym.spaces.Discrete(3)
@@ -78,7 +75,7 @@ def test_without_next_observations_an_episode_cut_off_loses_its_last_transition_
     assert (first.obs["observation"][:, 0] == 0).all()
 
 
-def test_an_episode_of_which_nothing_is_left_is_passed_over():
+def test_an_episode_without_transitions_is_skipped():
     assert [len(episode) for episode in split(rows(next_observations=None))] == [3, 4]
 
 
@@ -184,7 +181,7 @@ def test_an_observation_space_makes_what_the_environment_wrapper_makes():
         ({"actions": np.array(["a"] * 8)}, "must be numbers"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str):
+def test_arrays_that_do_not_fit_are_named(changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         split(rows(**changes))
 
@@ -225,20 +222,6 @@ def test_hdf5_and_npz_files_hold_what_arrays_do(tmp_path: Path):
         assert_same(episodes_from_file(tmp_path / name, DISCRETE), iter(split(rows())))
 
 
-def test_links_that_lead_nowhere_and_later_groups_do_not_matter_to_what_the_actions_are(tmp_path: Path):
-    path = tmp_path / "data.h5"
-    with h5py.File(path, "w") as file:
-        file["a_link"] = h5py.SoftLink("/nowhere")
-        file["another"] = h5py.ExternalLink("missing.h5", "/data")
-        for number in range(3):
-            file[f"episode_{number}/actions"] = np.zeros((5, 2 + number), np.float32)
-        file["z_link"] = h5py.SoftLink("/nowhere")
-    assert actions_and_names(path) == ((2,), np.dtype(np.float32), [])
-    with h5py.File(path, "a") as file:
-        file["actions"] = np.zeros(7, np.int64)
-    assert actions_and_names(path) == ((), np.dtype(np.int64), [])
-
-
 def test_dict_observations_are_members_with_a_slash_or_groups(tmp_path: Path):
     observations = {"a": rows()["observations"], "b": rows()["rewards"]}
     arrays = rows(observations=observations, next_observations=None)
@@ -252,10 +235,10 @@ def test_dict_observations_are_members_with_a_slash_or_groups(tmp_path: Path):
     assert set(expected[0].obs) == {"a", "b"}
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path):
+def test_a_file_of_another_type_is_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"no file .*data\.npz"):
         OfflineDataset(tmp_path / "data.npz")
-    with pytest.raises(ValueError, match=r"endings are \.npz, \.h5, \.hdf5"):
+    with pytest.raises(ValueError, match=r"suffixes are \.npz, \.h5, \.hdf5"):
         OfflineDataset(tmp_path / "data.csv")
     np.savez(tmp_path / "data.npz", rewards=np.zeros(3))
     with pytest.raises(ValueError, match=r"data\.npz: there is no array 'actions'|neither terminals"):
@@ -421,71 +404,40 @@ def test_episodes_or_timesteps_have_the_same_chance(sample_by: str, expected: fl
     assert share == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / 400))
 
 
-def test_a_store_is_made_once_and_mapped_from_then_on(tmp_path: Path):
-    source = tmp_path / "data.npz"
+def test_a_store_is_converted_once(tmp_path: Path):
+    source, store = tmp_path / "data.npz", tmp_path / "store"
     np.savez(source, **long_rows())
-    first = configured(OfflineDataset(source, DISCRETE, store=tmp_path / "store"))
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").iterdir()}
-    second = configured(OfflineDataset(source, DISCRETE, store=tmp_path / "store"))
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").iterdir()} == made
+    first = configured(OfflineDataset(source, DISCRETE, store=store))
+    files = {path: path.stat().st_mtime_ns for path in store.rglob("*.npz")}
+    second = configured(OfflineDataset(source, DISCRETE, store=store))
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*.npz")} == files
     assert drawn(first) == drawn(second) == drawn(configured(OfflineDataset(source, DISCRETE)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "store"]
+    buffer = DiskTrajDataset(tmp_path, "store", 10)
+    assert (len(buffer.index.protected), len(buffer.index.fifo)) == (4, 0)
 
 
-def test_a_store_of_other_data_is_refused(tmp_path: Path):
-    np.savez(tmp_path / "one.npz", **rows())
+def test_a_store_of_another_source_is_refused(tmp_path: Path):
+    source, store = tmp_path / "one.npz", tmp_path / "store"
+    np.savez(source, **rows())
+    OfflineDataset(source, DISCRETE, store=store)
     np.savez(tmp_path / "two.npz", **rows())
-    OfflineDataset(tmp_path / "one.npz", DISCRETE, store=tmp_path / "store")
+    for other, space in ((tmp_path / "two.npz", DISCRETE), (source, gym.spaces.Discrete(4))):
+        with pytest.raises(ValueError, match=r"was made from one\.npz"):
+            OfflineDataset(other, space, store=store)
+    np.savez(source, **rows(rewards=rows()["rewards"] + 1))
     with pytest.raises(ValueError, match=r"was made from one\.npz"):
-        OfflineDataset(tmp_path / "two.npz", DISCRETE, store=tmp_path / "store")
-    with pytest.raises(ValueError, match="was made from"):
-        OfflineDataset(tmp_path / "one.npz", gym.spaces.Discrete(4), store=tmp_path / "store")
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(ValueError, match="holds no converted dataset"):
-        OfflineDataset(tmp_path / "one.npz", DISCRETE, store=tmp_path / "mine")
-
-
-def other_rewards() -> dict[str, Any]:
-    return rows(rewards=rows()["rewards"] + 1)
-
-
-def test_a_store_does_not_stand_for_a_file_that_was_changed(tmp_path: Path):
-    source, store = tmp_path / "data.npz", tmp_path / "store"
-    np.savez(source, **rows())
-    OfflineDataset(source, DISCRETE, store=store)
-    size = source.stat().st_size
-    np.savez(source, **other_rewards())
-    assert source.stat().st_size == size
-    with pytest.raises(ValueError, match=r"data\.npz .*other content: remove it"):
         OfflineDataset(source, DISCRETE, store=store)
-    np.savez(source, **rows())  # a new file of the old content
-    assert len(OfflineDataset(source, DISCRETE, store=store).episodes) == len(LENGTHS)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match="not a converted dataset"):
+        OfflineDataset(source, DISCRETE, store=tmp_path / "mine")
 
 
-def test_a_store_is_opened_without_reading_a_file_that_has_not_changed(tmp_path: Path, monkeypatch):
-    source, store = tmp_path / "data.npz", tmp_path / "store"
-    np.savez(source, **rows())
-    OfflineDataset(source, DISCRETE, store=store)
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise AssertionError("the file was read")
-
-    monkeypatch.setattr(np, "load", refuse)
-    assert len(OfflineDataset(source, DISCRETE, store=store).episodes) == len(LENGTHS)
-
-
-@pytest.mark.parametrize("kind", ["mapping", "trajectories"])
-def test_a_store_does_not_stand_for_other_data_in_memory(tmp_path: Path, kind: str):
-    def dataset(arrays: dict[str, Any]) -> OfflineDataset:
-        if kind == "mapping":
-            return OfflineDataset(arrays, DISCRETE, store=tmp_path / "store")
-        return OfflineDataset(split(arrays), store=tmp_path / "store")
-
-    dataset(rows())
-    assert len(dataset(rows()).episodes) == len(LENGTHS)
-    for other in (other_rewards(), rows(lengths=[3, 5])):
-        with pytest.raises(ValueError, match="other content"):
-            dataset(other)
+def test_a_store_of_other_arrays_is_refused(tmp_path: Path):
+    OfflineDataset(rows(), DISCRETE, store=tmp_path / "store")
+    OfflineDataset(rows(), DISCRETE, store=tmp_path / "store")
+    with pytest.raises(ValueError, match="was made from"):
+        OfflineDataset(rows(rewards=rows()["rewards"] + 1), DISCRETE, store=tmp_path / "store")
 
 
 @pytest.mark.parametrize("value", [np.nan, 0.5, 2.0])
@@ -503,16 +455,6 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mapped_store_travels_to_workers_as_its_folder(tmp_path: Path):
-    arrays = rows(observations=np.zeros((8, 1000)), next_observations=None)
-    in_memory = OfflineDataset(arrays, DISCRETE)
-    mapped = OfflineDataset(arrays, DISCRETE, store=tmp_path / "store")
-    assert len(pickle.dumps(in_memory)) > 8 * 1000 * 8
-    assert len(pickle.dumps(mapped)) < 10_000
-    again = pickle.loads(pickle.dumps(mapped))
-    assert drawn(configured(again)) == drawn(configured(in_memory))
-
-
 class RewardsTen(Relabeler):
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
         assert traj.time_idxs[0, 0] == 0  # a relabeler sees whole episodes
@@ -524,12 +466,13 @@ def test_a_relabeler_sees_whole_episodes_and_changes_no_stored_one(tmp_path: Pat
     for store in (None, tmp_path / "store"):
         dataset = configured(OfflineDataset(long_rows(), DISCRETE, relabeler=RewardsTen(), store=store))
         assert all((dataset[i].rews == 10).all() for i in range(50))
-        assert dataset.episodes.slice(0, 0, 3).rews.tolist() == [[0.0], [0.5], [1.0]]
+        first = sorted(dataset.protected_folder.iterdir())[0]
+        assert load_trajectory(first).rews[:3].tolist() == [[0.0], [0.5], [1.0]]
 
 
 def test_trajectories_can_be_given_directly_and_must_be_alike():
     episodes = split(rows())
-    assert len(OfflineDataset(episodes).episodes) == 3
+    assert len(OfflineDataset(episodes).index.files) == 3
     with pytest.raises(TypeError, match="FrozenTraj"):
         OfflineDataset([1, 2])
     with pytest.raises(TypeError, match="source is 7"):
@@ -539,18 +482,6 @@ def test_trajectories_can_be_given_directly_and_must_be_alike():
         OfflineDataset([*episodes, *other])
     with pytest.raises(ValueError, match="no episode"):
         OfflineDataset([])
-
-
-def test_batches_come_through_loader_workers(tmp_path: Path):
-    dataset = configured(OfflineDataset(long_rows(), DISCRETE, store=tmp_path / "store"), max_seq_len=8)
-    loader = BatchLoader(
-        dataset, batch_size=4, batches_per_epoch=100, workers=2, device="cpu", seed=0, rank=0
-    )
-    batches = list(loader.epoch(0))
-    loader.close()
-    assert len(batches) == 100
-    alone = RLData_pad_collate([dataset[i] for i in range(4)])
-    np.testing.assert_array_equal(batches[0].rews, alone.rews)
 
 
 README = Path(__file__).parents[2] / "packages" / "amago-runner" / "README.md"

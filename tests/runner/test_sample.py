@@ -7,7 +7,7 @@ import pytest
 
 from amago.hindsight import FrozenTraj
 from amago.loading import RLData
-from amago.loading.sample import window_bounds
+from amago.loading.rl_data import window_bounds
 
 
 def starts(padded_sampling: str, transitions: int, length: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which windows and files are drawn, and how often."""
+"""Distribution of sampled windows and files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from amago.hindsight import FrozenTraj, Relabeler
-from amago.loading import DiskTrajDataset
-from amago.loading.batches import BatchLoader
-from amago.loading.files import TrajFile
-from amago.loading.sample import window_bounds
+from amago.loading import BatchLoader, DiskTrajDataset
+from amago.loading.file_index import TrajFile
+from amago.loading.rl_data import window_bounds
 
 DRAWS = 20_000
 
@@ -68,7 +67,7 @@ def test_a_start_that_is_left_out_would_be_noticed() -> None:
 def test_batches_hold_windows_of_that_distribution(make_dataset, fill, padded_sampling, cache_bytes) -> None:
     dataset: DiskTrajDataset = make_dataset(items=6000, cache_bytes=cache_bytes)
     dataset.padded_sampling = padded_sampling
-    fill(dataset.fifo.path, 1, transitions=11)
+    fill(dataset.fifo_folder, 1, transitions=11)
     loader = BatchLoader(
         dataset, batch_size=100, batches_per_epoch=60, workers=0, device="cpu", seed=5 if cache_bytes else 6
     )
@@ -87,8 +86,8 @@ def drawn_numbers(dataset: DiskTrajDataset) -> Counter[int]:
 
 def test_files_are_equally_likely_by_default(make_dataset, fill) -> None:
     dataset = make_dataset(items=6000)
-    fill(dataset.fifo.path, 6, transitions=[5, 6, 7, 30, 80, 200])
-    fill(dataset.protected.path, 1, first=6)
+    fill(dataset.fifo_folder, 6, transitions=[5, 6, 7, 30, 80, 200])
+    fill(dataset.protected_folder, 1, first=6)
     dataset.set_epoch(0)
     assert_drawn_as_expected(drawn_numbers(dataset), dict.fromkeys(range(7), 1 / 7))
 
@@ -96,7 +95,7 @@ def test_files_are_equally_likely_by_default(make_dataset, fill) -> None:
 def test_or_timesteps_are(make_dataset, fill) -> None:
     dataset = make_dataset(items=6000, sample_by="timesteps")
     lengths = [5, 6, 7, 30, 80, 200]
-    fill(dataset.fifo.path, 6, transitions=lengths)
+    fill(dataset.fifo_folder, 6, transitions=lengths)
     dataset.set_epoch(0)
     expected = {i: length / sum(lengths) for i, length in enumerate(lengths)}
     assert_drawn_as_expected(drawn_numbers(dataset), expected)
@@ -149,7 +148,7 @@ def make_weighted(tmp_path) -> Callable[[type[DiskTrajDataset]], DiskTrajDataset
 
 def test_a_dataset_can_prefer_new_files(make_weighted, fill) -> None:
     dataset = make_weighted(Recent)
-    fill(dataset.fifo.path, 8)
+    fill(dataset.fifo_folder, 8)
     dataset.set_epoch(0)
     weights = 1.3 ** np.arange(8)
     assert_drawn_as_expected(drawn_numbers(dataset), dict(enumerate(weights / weights.sum())))
@@ -157,16 +156,16 @@ def test_a_dataset_can_prefer_new_files(make_weighted, fill) -> None:
 
 def test_a_dataset_can_balance_environments(make_weighted, fill) -> None:
     dataset = make_weighted(Balanced)
-    fill(dataset.fifo.path, 6, env_name="often")
-    fill(dataset.fifo.path, 2, first=6, env_name="seldom")
+    fill(dataset.fifo_folder, 6, env_name="often")
+    fill(dataset.fifo_folder, 2, first=6, env_name="seldom")
     dataset.set_epoch(0)
     assert_drawn_as_expected(drawn_numbers(dataset), {**dict.fromkeys(range(6), 1 / 12), 6: 1 / 4, 7: 1 / 4})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataset_can_prioritise_and_change_its_mind_between_epochs(make_weighted, fill, workers) -> None:
+def test_a_dataset_can_change_its_weights_between_epochs(make_weighted, fill, workers) -> None:
     dataset = make_weighted(Prioritised)
-    names = [path.name for path in fill(dataset.fifo.path, 4)]
+    names = [path.name for path in fill(dataset.fifo_folder, 4)]
     loader = BatchLoader(dataset, batch_size=50, batches_per_epoch=4, workers=workers, device="cpu", seed=0)
     for chosen in (2, 0, 3):
         dataset.priorities = {name: float(i == chosen) for i, name in enumerate(names)}
@@ -186,7 +185,7 @@ def weighted(tmp_path, fill) -> Callable[..., DiskTrajDataset]:
 
         dataset = Weighted(tmp_path, "dset", 100)
         dataset.configure(10, 4, "none", True)
-        fill(dataset.fifo.path, count, transitions=[10, 20, 30][:count])
+        fill(dataset.fifo_folder, count, transitions=[10, 20, 30][:count])
         return dataset
 
     return make
@@ -195,14 +194,14 @@ def weighted(tmp_path, fill) -> Callable[..., DiskTrajDataset]:
 @pytest.mark.parametrize(
     "weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")]], ids=["few", "negative", "zero", "nan"]
 )
-def test_weights_that_are_none_are_refused(weighted, weights) -> None:
+def test_invalid_weights_are_refused(weighted, weights) -> None:
     with pytest.raises(ValueError, match="sampling_weights"):
         weighted(weights)[0]
 
 
 @pytest.mark.parametrize("weights", [["a", "b"], {"a": 1.0}], ids=str)
-def test_weights_that_are_no_numbers_are_refused(weighted, weights) -> None:
-    with pytest.raises(TypeError, match="sampling_weights must give numbers"):
+def test_weights_that_are_not_numbers_are_refused(weighted, weights) -> None:
+    with pytest.raises(TypeError, match="sampling_weights must return numbers"):
         weighted(weights)[0]
 
 
@@ -216,7 +215,7 @@ def test_only_the_ratios_of_weights_count(weighted, weights) -> None:
     assert 60 < lengths.count(10) < 140  # 100 with a standard deviation of 7
 
 
-def test_relabelling_sees_whole_pieces_in_batches_too(make_dataset, fill) -> None:
+def test_relabelers_see_whole_trajectories(make_dataset, fill) -> None:
     seen: list[int] = []
 
     class Reached(Relabeler):
@@ -226,11 +225,11 @@ def test_relabelling_sees_whole_pieces_in_batches_too(make_dataset, fill) -> Non
             return traj
 
     dataset = make_dataset(items=20, relabeler=Reached())
-    fill(dataset.fifo.path, 3, transitions=[10, 20, 30])
+    fill(dataset.fifo_folder, 3, transitions=[10, 20, 30])
     loader = BatchLoader(dataset, batch_size=5, batches_per_epoch=4, workers=0, device="cpu", seed=0)
     for batch in loader.epoch(0):
         goals = batch.obs["goal"][:, :, 1]
-        assert (goals == goals[:, :1]).all()  # the last timestep of the piece, wherever the window lies
+        assert (goals == goals[:, :1]).all()  # the last timestep of the trajectory
         assert set(goals[:, 0].tolist()) <= {10.0, 20.0, 30.0}
         assert batch.length == 4
     assert set(seen) == {10, 20, 30}

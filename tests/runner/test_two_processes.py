@@ -25,7 +25,7 @@ from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
-UPDATES, WARMUP = 4, 10
+UPDATES, WARMUP = 4, 10  # an update has two batches, the last one only one
 processes = Processes(make_accelerator())
 rank = processes.rank
 use_config({
@@ -53,13 +53,16 @@ def make_batch(seed):
 
 optimizer = make_adamw(agent.trainable_params, 0.01, 0.0, torch.device("cpu"))
 learner = Learner(
-    agent, optimizer, processes, lr_warmup_steps=WARMUP, grad_clip=1.0, batches_per_update=1, autocast=False,
+    agent, optimizer, processes, lr_warmup_steps=WARMUP, grad_clip=1.0, batches_per_update=2, autocast=False,
     compile_loss=False, max_nonfinite=3, bad_batch_dir=Path(sys.argv[1]) / "bad",
 )
 rates = []
-for seed in range(UPDATES):
-    _, metrics = learner.train_batch(make_batch(seed), log_step=True)
-    rates.append(metrics["Learning Rate"])
+for seed in range(2 * UPDATES - 1):
+    metrics = learner.train_batch(make_batch(seed), log_step=True)
+    if "Learning Rate" in metrics:
+        rates.append(metrics["Learning Rate"])
+learner.finish()
+rates.append(learner.lr_schedule.get_last_lr()[0])
 
 def flat(tensors):
     return torch.cat([x.flatten().float() for x in tensors]).tolist()
@@ -86,7 +89,7 @@ for _ in range(UPDATES):
 processes.wait()
 dist.destroy_process_group()
 popart, inputs = PopArtLayer(1), InputNorm(3)
-for seed in range(UPDATES):
+for seed in range(2 * UPDATES - 1):
     batch = make_batch(seed)
     popart.update_stats(batch.rews.unsqueeze(-1), torch.ones_like(batch.rews, dtype=torch.bool).unsqueeze(-1))
     inputs.update_stats(batch.obs["observation"])
@@ -144,7 +147,9 @@ def test_running_statistics_are_the_same_in_every_process(
     assert first[f"own {statistics}"] != second[f"own {statistics}"]
 
 
-def test_weights_are_the_same_in_every_process(results: list[dict[str, Any]]) -> None:
+def test_weights_agree_after_an_incomplete_update_too(
+    results: list[dict[str, Any]],
+) -> None:
     assert results[0]["weights"] == results[1]["weights"]
 
 

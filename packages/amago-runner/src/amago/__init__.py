@@ -1,8 +1,7 @@
-"""AMAGO: an off-policy actor-critic for long sequences, where memory is the agent.
+"""AMAGO: an off-policy actor-critic agent for long sequences.
 
-`amago` is a namespace that five distributions share; this file belongs to amago-runner.
-It joins the parts installed elsewhere to the package's path and loads its exports when they are first used,
-so that `import amago` costs next to nothing.
+The namespace package `amago` is shared by five distributions; this file belongs to amago-runner. It extends the
+package's path to the others and imports its exports on first use, which keeps `import amago` fast.
 """
 
 import os
@@ -72,10 +71,10 @@ __all__ = [
 
 
 def _refuse_a_second_amago() -> None:
-    """Raises ImportError if a distribution called "amago" is installed beside ours.
+    """Raises ImportError if the distribution "amago" is installed too.
 
-    Both write `amago/__init__.py` and the modules below it, so whichever came last would win file by file.
-    The folders are listed rather than asked through importlib.metadata, which takes longer than all else here.
+    Both install `amago/__init__.py` and other equal paths, and overwrite each other's files. Folders are listed
+    directly because importlib.metadata is slower than the rest of this import.
     """
     for folder in sys.path:
         try:
@@ -89,7 +88,7 @@ def _refuse_a_second_amago() -> None:
                 raise ImportError(
                     f"the distribution 'amago' is installed beside 'amago-runner' ({os.path.join(folder, name)}); "
                     "both provide the package 'amago' and overwrite each other's files. Keep one: "
-                    "`pip uninstall -y amago`, then bring back what it removed with `pip install "
+                    "`pip uninstall -y amago`, then restore the files that it removed with `pip install "
                     "--force-reinstall --no-deps amago-kernels amago-nets amago-envs amago-agents amago-runner`."
                 )
 

@@ -1,4 +1,4 @@
-"""Small things that scripts around experiments use: warnings, an optimizer, schedules, sums over parameters."""
+"""Utilities: warnings, AdamWRel, a learning-rate schedule, gradient norms, and gin settings for loggers."""
 
 from __future__ import annotations
 
@@ -31,29 +31,28 @@ __all__ = [
 
 
 class AmagoWarning(UserWarning):
-    """A warning about how an experiment is set up or goes."""
+    """Category of the warnings of an experiment."""
 
 
 def amago_warning(message: str, stacklevel: int = 2) -> None:
-    """Warns with an `AmagoWarning` that points at the caller, or with a larger `stacklevel` at its callers."""
+    """Issues an `AmagoWarning`; `stacklevel` is that of `warnings.warn`, as seen by the caller."""
     warnings.warn(message, AmagoWarning, stacklevel=stacklevel)
 
 
 @gin.configurable(module="amago.utils")
 class AdamWRel(torch.optim.AdamW):
-    """AdamW on local time: the step count that corrects the moments' bias goes back to zero at intervals.
+    """AdamW whose step count, which corrects the bias of the moments, is reset to 0 at intervals.
 
-    After a change of the objective, like a new target network, Adam's moments are out of date, and with a large
-    step count its updates can grow far beyond the learning rate. Counting steps from the change on keeps them in
-    bounds. The moments themselves are kept. Ellis et al. 2024, "Adam on Local Time: Addressing Nonstationarity
-    in RL with Relative Adam Timesteps".
+    When the objective changes, e.g. by a new target network, Adam's moments are outdated, and with a large step
+    count its updates can grow far beyond the learning rate; a reset step count bounds them. The moments are kept.
+    Ellis et al. 2024, "Adam on Local Time: Addressing Nonstationarity in RL with Relative Adam Timesteps".
 
     Args:
-        params, lr, betas, eps, weight_decay: as in `torch.optim.AdamW`.
-        reset_interval: optimizer steps between two resets, at least 1.
+        params, lr, betas, eps, weight_decay: As in `torch.optim.AdamW`.
+        reset_interval: Optimizer steps between resets, at least 1.
 
     Raises:
-        ValueError: if `reset_interval` is below 1.
+        ValueError: `reset_interval` is below 1.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class AdamWRel(torch.optim.AdamW):
             group["local_step"] = 0
 
     def step(self, closure: Any = None) -> Any:
-        """One update; afterwards the step counts are zeroed if it was the last one of the interval."""
+        """Performs an optimizer step; resets the step counts if it is the last of an interval."""
         loss = super().step(closure)
         for group in self.param_groups:
             group["local_step"] += 1
@@ -85,23 +84,23 @@ class AdamWRel(torch.optim.AdamW):
         return loss
 
 
-def get_grad_norm(module: nn.Module) -> Tensor:
-    """The L2 norm of all gradients of `module` taken together, as a scalar tensor; 0 if there are none."""
-    grads = [param.grad.detach() for param in module.parameters() if param.grad is not None]
+def get_grad_norm(model: nn.Module) -> Tensor:
+    """L2 norm of all gradients of `model` as one vector, a scalar tensor; 0 if there are none."""
+    grads = [param.grad.detach() for param in model.parameters() if param.grad is not None]
     return nn.utils.get_total_norm(grads)
 
 
-def count_params(module: nn.Module) -> int:
-    """Number of trainable numbers in `module`."""
-    return sum(param.numel() for param in module.parameters() if param.requires_grad)
+def count_params(model: nn.Module) -> int:
+    """Number of trainable parameters of `model`."""
+    return sum(param.numel() for param in model.parameters() if param.requires_grad)
 
 
 def get_constant_schedule_with_warmup(
     optimizer: torch.optim.Optimizer, num_warmup_steps: int, last_epoch: int = -1
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """A learning rate that rises linearly to its full value and stays: the factor is min(1, step / N).
+    """Constant learning rate after a linear warm-up: the factor is min(1, step / N) with N = `num_warmup_steps`.
 
-    The first update (step 0) has rate 0, unless `num_warmup_steps` N is 0.
+    The first update (step 0) has rate 0, unless N is 0.
     """
     if num_warmup_steps < 0:
         raise ValueError(f"num_warmup_steps must be at least 0, not {num_warmup_steps!r}")
@@ -113,7 +112,7 @@ def get_constant_schedule_with_warmup(
 
 
 def call_async_env(env: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method of every environment of a gymnasium vector environment; returns their results."""
+    """Calls a method of every environment of a vector environment; returns the list of results."""
     if hasattr(env, "call_async"):
         env.call_async(method_name, *args, **kwargs)
         return env.call_wait()
@@ -123,15 +122,15 @@ def call_async_env(env: Any, method_name: str, *args: Any, **kwargs: Any) -> Any
 def stack_list_array_dicts(
     dicts: Sequence[Mapping[str, NDArray[Any]]], axis: int = 0, cat: bool = False
 ) -> dict[str, NDArray[Any]]:
-    """Joins dictionaries of arrays key by key.
+    """Stacks or concatenates dictionaries of arrays by key.
 
     Args:
-        dicts: at least one dictionary, all with the same keys.
-        axis: the axis that is new, or along which arrays are joined.
-        cat: join along an axis that exists, instead of stacking along a new one.
+        dicts: Dictionaries with equal keys, at least one.
+        axis: The new axis, or the axis to concatenate along.
+        cat: Concatenate along an existing axis instead of stacking along a new one.
 
     Raises:
-        ValueError: if there is no dictionary or the keys differ.
+        ValueError: there is no dictionary, or the keys differ.
     """
     if not dicts:
         raise ValueError("dicts must hold at least one dictionary, not none")
@@ -145,10 +144,10 @@ def stack_list_array_dicts(
 
 
 def gin_as_wandb_config() -> dict[str, Any]:
-    """Every gin setting in use or bound, as `{"scope/selector.argument": value}`.
+    """All gin settings that are bound or in use, as `{"scope/selector.argument": value}`.
 
-    Values that JSON can hold stay as they are, classes and functions become their import path, everything else
-    its `repr`. Nothing is read back from gin's text, where values with "=" or line breaks are ambiguous.
+    Values that JSON supports are unchanged, classes and functions become their import path, everything else its
+    `repr`. gin's own text is not parsed: values with "=" or line breaks are ambiguous in it.
     """
     config = importlib.import_module("gin.config")
     settings: dict[tuple[str, str], dict[str, Any]] = {}

@@ -1,18 +1,17 @@
-"""Environments: one wrapper for any gymnasium environment, exploration, vectorised stepping and recording.
+"""Environments: a wrapper for any gymnasium environment, exploration, vectorised stepping and recording.
 
-What is imported here needs numpy and gymnasium; suites of builtin environments are imported from
-`amago.envs.builtin` when they are used.
+Builtin environments are in `amago.envs.builtin`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from amago.envs.compat import check_gymnasium_version
+from amago.envs.gymnasium_compat import check_gymnasium_version
 
 check_gymnasium_version(gymnasium.__version__)
 
-from amago.envs.amago_env import AMAGOEnv  # noqa: E402 (the version is checked before anything uses the library)
+from amago.envs.amago_env import AMAGOEnv  # noqa: E402 (the version check comes first)
 from amago.envs.exploration import (  # noqa: E402
     BilevelEpsilonGreedy,
     EpsilonGreedy,
@@ -50,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The recorder is an adapter that few need, and it imports this package.
+    # The recorder imports this package, so these two names are imported lazily.
     if name in ("EnvCreator", "SequenceWrapper"):
         from amago.envs import recorder
 

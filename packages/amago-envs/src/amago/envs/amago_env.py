@@ -1,7 +1,7 @@
-"""AMAGOEnv: the one form in which policies, exploration and recording meet any environment.
+"""AMAGOEnv: the interface of policies, exploration and recording to any environment.
 
-It maps observations to a dict of arrays, actions to and from the policy's form, and returns `Timestep`s. Resets
-are left to the caller: an episode that ended is reset by the vector environment.
+It maps observations to a dict of arrays and actions to and from the policy's form, and returns `Timestep`s. After
+an episode's end the vector environment resets it.
 
 E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action representation.
 """
@@ -17,12 +17,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.action_codecs import make_action_codec
-from amago.envs.compat import ForwardingWrapper, find_owner
-from amago.envs.gymnasium_vector import VectorEnvAdapter, adapt_vector_env
+from amago.envs.actions import make_action_codec
+from amago.envs.gymnasium_compat import ForwardingWrapper, VectorEnvAdapter, adapt_vector_env, find_owner
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
-from amago.envs.spaces import ObservationMapper
-from amago.hindsight.timestep import Array, Timestep
+from amago.envs.observations import DEFAULT_KEY, ObservationMapper
+from amago.hindsight import Array, Timestep
 
 if TYPE_CHECKING:
     from amago.envs.recorder import EnvCreator as EnvCreator
@@ -45,24 +44,28 @@ StepResult = tuple[
 class AMAGOEnv(ForwardingWrapper):
     """Wraps a gymnasium environment for policies that see a dict of arrays, previous actions and rewards.
 
+    A subclass may add observations: it sets `self.observation_space[key] = space` after `super().__init__()` and
+    returns the key from `inner_reset` and `inner_step` (an observation that is not a dict becomes the key
+    "observation" of one).
+
     Args:
         env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
-            those, unbounded Boxes, and any nesting of Dict and Tuple. A gymnasium VectorEnv is taken as well; it
-            must reset its rows itself, in the step that ends their episode or in the next one.
-        env_name: name for logs and files. None reads the attribute `env_name` of the environment (of any layer
-            of its wrappers), anew at each use because multi-task environments change it between resets; without
-            such an attribute the id that the environment was made from, or the name of its class.
-        batched_envs: E. More than 1 means that `env` itself steps that many environments: its spaces describe
-            one of them, and all it takes and returns has the leading axis E. It resets its environments itself,
-            and returns the first observation of the new episode in the step that ends one.
+            those, unbounded Boxes, and any nesting of Dict and Tuple. It may be a gymnasium VectorEnv that resets
+            its rows itself, in the step that ends their episode or in the next one.
+        env_name: name for logs and files. None reads the attribute `env_name` of the environment or a wrapper
+            inside, at each use because multi-task environments change it between resets; without such an
+            attribute, the id of the environment's spec or its class name.
+        batched_envs: E. If more than 1, `env` itself steps that many environments: its spaces describe one of
+            them, and all inputs and outputs have the leading axis E. It resets its environments itself, and
+            returns the first observation of the new episode in the step that ends one.
 
     Attributes:
         observation_space: Dict of Boxes, of one environment.
-        action_space: what policies act in: Discrete from 0, MultiDiscrete, MultiBinary or Box(-1, 1, (A,)).
+        action_space: of the policy: Discrete from 0, MultiDiscrete, MultiBinary or Box(-1, 1, (A,)).
         rl2_space: Box of shape (1 + A,): previous reward, previous action.
 
     Raises:
-        TypeError: if `env` is no gymnasium environment, `env_name` no text, or for spaces that are not supported.
+        TypeError: if `env` is not a gymnasium environment, `env_name` not a string, or a space is not supported.
         ValueError: for an unbounded Box of actions, or `batched_envs` below 1.
     """
 
@@ -76,20 +79,48 @@ class AMAGOEnv(ForwardingWrapper):
         if int(batched_envs) < 1:
             raise ValueError(f"batched_envs is {batched_envs}; it counts environments and must be at least 1")
         if env_name is not None and not isinstance(env_name, str):
-            raise TypeError(f"env_name is {env_name!r}, must be a text, or None to ask the environment")
+            raise TypeError(f"env_name is {env_name!r}, must be a string, or None to ask the environment")
         super().__init__(env)
         self.batched_envs = int(batched_envs)
         self._env_name = env_name
         self._name_owner: Any | None = None
         self._codec = make_action_codec(env.action_space, self.batched_envs)
-        self._map_obs = ObservationMapper(env.observation_space, self.batched_envs)
-        self._map_one_obs = ObservationMapper(env.observation_space, 1)
         self.action_space = self._codec.policy_space
-        self.observation_space = self._map_obs.space
+        self._inner_mapper = ObservationMapper(env.observation_space, self.batched_envs)
+        self.observation_space = gym.spaces.Dict(dict(self._inner_mapper.space.spaces))
         self.rl2_space = gym.spaces.Box(-np.inf, np.inf, (1 + self._codec.width,), np.float32)
         self._time_idx: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)
-        # Subclasses may represent actions in their own way; only then is the action checked a second time.
+        # Only an overridden representation checks the action a second time.
         self._own_action_rep = type(self).make_action_rep is not AMAGOEnv.make_action_rep
+
+    @functools.cached_property
+    def _map_obs(self) -> ObservationMapper:
+        """Maps observations; made at the first use, when subclasses have edited the space."""
+        return self._make_mapper(self.batched_envs)
+
+    @functools.cached_property
+    def _map_one_obs(self) -> ObservationMapper:
+        return self._make_mapper(1)
+
+    def _make_mapper(self, batched_envs: int) -> ObservationMapper:
+        mapped = self._inner_mapper.space.spaces
+        assert isinstance(self.observation_space, gym.spaces.Dict)
+        edited = {
+            key: space for key, space in self.observation_space.spaces.items() if space is not mapped.get(key)
+        }
+        space: Any = self.env.observation_space
+        if isinstance(space, gym.spaces.Dict):
+            space = gym.spaces.Dict({**space.spaces, **edited})
+        elif set(edited) - {DEFAULT_KEY}:
+            space = gym.spaces.Dict({DEFAULT_KEY: space, **edited})
+        else:
+            space = edited.get(DEFAULT_KEY, space)
+        return ObservationMapper(space, batched_envs)
+
+    @property
+    def mapped_observation_space(self) -> gym.spaces.Dict:
+        """`observation_space` as a Dict of Boxes, the keys that a subclass has added or replaced included."""
+        return self._map_obs.space
 
     @property
     def env_name(self) -> str:
@@ -110,7 +141,7 @@ class AMAGOEnv(ForwardingWrapper):
 
     @property
     def name_is_fixed(self) -> bool:
-        """Whether `env_name` was given, so that it can never change."""
+        """Whether `env_name` was given and therefore never changes."""
         return self._env_name is not None and type(self).env_name is AMAGOEnv.env_name
 
     def render(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,17 +149,17 @@ class AMAGOEnv(ForwardingWrapper):
         return self.env.render(*args, **kwargs)
 
     def make_action_rep(self, action: Any) -> npt.NDArray[np.float32]:
-        """The representation (E, A) float32 of a policy action, as it is recorded and fed back to the policy.
+        """The representation (E, A) float32 of a policy action that is recorded and fed back to the policy.
 
         Raises:
-            ValueError: if the action is outside of `action_space`.
+            ValueError: if the action is outside `action_space`.
         """
         return self._codec.represent(self._codec.check(action))
 
     def inner_reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the wrapped environment: `(observation, info)` in its own form. Made to be overridden.
+        """Resets the wrapped environment: `(observation, info)` in its own form. Subclasses may override it.
 
         An environment whose `reset` takes no seed is reset without one, and its `np_random` is seeded instead.
         """
@@ -143,21 +174,21 @@ class AMAGOEnv(ForwardingWrapper):
 
     @functools.cached_property
     def _unknown_to_reset(self) -> list[str]:
-        """Which of gymnasium's arguments the environment's own `reset` does not take; warns of a missing seed."""
+        """Those of `seed` and `options` that the environment's `reset` does not take; warns of a missing seed."""
         parameters = inspect.signature(self.env.reset).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return []
         unknown = [name for name in ("seed", "options") if name not in parameters]
         if "seed" in unknown:
             warnings.warn(
-                f"{type(self.env).__name__}.reset() takes no seed, so episodes repeat only as far as their "
-                "randomness comes from np_random: let it be reset(self, *, seed=None, options=None)",
+                f"{type(self.env).__name__}.reset() takes no seed, so only randomness from np_random is "
+                "reproducible: define reset(self, *, seed=None, options=None)",
                 stacklevel=2,
             )
         return unknown
 
     def inner_step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps the wrapped environment; action and results in its own form. Made to be overridden."""
+        """Steps the wrapped environment; action and results in its own form. Subclasses may override it."""
         return self.env.step(action)
 
     def reset(
@@ -166,16 +197,18 @@ class AMAGOEnv(ForwardingWrapper):
         """Starts an episode in every environment.
 
         Args:
-            seed: seeds the environment; None goes on with its own random state.
+            seed: of the environment; None keeps its random state.
             options: passed on to the environment.
 
         Returns:
             The first timestep, with reward, action, time and terminal zero, and the environment's info.
 
         Raises:
-            TypeError: if the environment returns anything but `(observation, info)`.
+            TypeError: if the environment does not return `(observation, info)`.
         """
-        obs, info = self._parts("reset", self.inner_reset(seed=seed, options=options), "(observation, info)")
+        obs, info = self._check_result(
+            "reset", self.inner_reset(seed=seed, options=options), "(observation, info)"
+        )
         num_envs = self.batched_envs
         self._time_idx = np.zeros(num_envs, dtype=np.int64)
         timestep = Timestep(
@@ -196,18 +229,18 @@ class AMAGOEnv(ForwardingWrapper):
 
         Returns:
             `(timestep, reward (E,) float32, terminated (E,) bool, truncated (E,) bool, info)`. The timestep of a
-            batched environment carries the reward and time of the step that ended an episode; its
-            `create_reset_version` is where the next one begins.
+            batched environment has the reward and time of the step that ended an episode; its
+            `create_reset_version` is the first timestep of the next one.
 
         Raises:
-            ValueError: if the action is outside of `action_space`, the observation not what its space says, or the
-                reward not finite.
-            TypeError: if the environment returns anything but gymnasium's five results.
+            ValueError: if the action is outside `action_space`, the observation does not fit its space, or the
+                reward is not finite.
+            TypeError: if the environment does not return gymnasium's five results.
         """
         codec = self._codec
         checked = codec.check(action)
         prev_action = self.make_action_rep(action) if self._own_action_rep else codec.represent(checked)
-        obs, raw_reward, raw_terminated, raw_truncated, info = self.step_parts(
+        obs, raw_reward, raw_terminated, raw_truncated, info = self.check_step_result(
             self.inner_step(codec.to_env(checked))
         )
         num_envs = self.batched_envs
@@ -243,11 +276,11 @@ class AMAGOEnv(ForwardingWrapper):
             "its episode; rewards must be finite in float32, as policies see them and learn from them"
         )
 
-    def step_parts(self, result: Any) -> tuple[Any, ...]:
-        """The five results of the environment's `step`; raises TypeError if they are something else."""
-        return self._parts("step", result, "(observation, reward, terminated, truncated, info)")
+    def check_step_result(self, result: Any) -> tuple[Any, ...]:
+        """The five results of the environment's `step`; raises TypeError for anything else."""
+        return self._check_result("step", result, "(observation, reward, terminated, truncated, info)")
 
-    def _parts(self, method: str, result: Any, form: str) -> tuple[Any, ...]:
+    def _check_result(self, method: str, result: Any, form: str) -> tuple[Any, ...]:
         if isinstance(result, tuple) and len(result) == form.count(",") + 1:
             return result
         shown = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
@@ -261,14 +294,14 @@ class AMAGOEnv(ForwardingWrapper):
         return self._map_obs(observation)
 
     def observation_writer(self, targets: dict[str, Array]) -> Callable[[Any], None]:
-        """A function that does `map_observation` into arrays (E, *shape) that are there already."""
+        """A function that does `map_observation` into existing arrays (E, *shape)."""
         return self._map_obs.into(targets)
 
     def final_observation(self, info: dict[str, Any], rows: Sequence[int] | Array) -> dict[str, Array] | None:
-        """The last observations of episodes that ended inside a batched environment that resets itself.
+        """The final observations of episodes that ended in a batched environment, which resets itself.
 
-        Looks for gymnasium's `final_obs` (from 1.0 on) and `final_observation` (before): one observation per row
-        in an array of objects or a list, or one batched observation.
+        Reads gymnasium's `final_obs` (from 1.0 on) or `final_observation` (before): one observation per row in an
+        array of objects or a list, or one batched observation.
 
         Args:
             info: of the step.
@@ -292,7 +325,7 @@ class AMAGOEnv(ForwardingWrapper):
 
 
 def single_value(name: str, value: Any, dtype: Any) -> Any:
-    """A result of one environment, which may come as an array of one number, as `dtype`."""
+    """A result of one environment as `dtype`; it may be an array of one number."""
     return _row_values(name, value, dtype, 1)[0]
 
 
@@ -310,7 +343,7 @@ def _row_values(name: str, values: Any, dtype: Any, num_envs: int) -> npt.NDArra
 
 
 def __getattr__(name: str) -> Any:
-    # The recorder imports AMAGOEnv, so these names of this module are looked up when they are asked for.
+    # The recorder imports AMAGOEnv, so these two names are imported lazily.
     if name in ("SequenceWrapper", "EnvCreator"):
         from amago.envs import recorder
 

@@ -1,4 +1,4 @@
-"""Helpers around environments: conversions of spaces, action wrappers, vector environments in one process.
+"""Utilities: space conversions, action wrappers, the number of cores, vector environments as gymnasium ones.
 
 `AlreadyVectorizedEnv` and `DummyAsyncVectorEnv` give `amago.envs.vector` the interface of a gymnasium environment.
 """
@@ -8,15 +8,12 @@ from typing import Any
 
 import gymnasium as gym
 
-from amago.envs.action_wrappers import (
-    ContinuousActionWrapper,
-    DiscreteActionWrapper,
-    MultiBinaryActionWrapper,
-)
+from amago.envs.actions import ContinuousActionWrapper, DiscreteActionWrapper, MultiBinaryActionWrapper
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.spaces import extend_box_obs_space_by, space_convert
+from amago.envs.observations import extend_box_obs_space_by, space_convert
 from amago.envs.vector import PolicyInput, VectorEnv, make_vector_env
-from amago.hindsight.timestep import Array
+from amago.envs.vector.make import available_cores
+from amago.hindsight import Array
 
 __all__ = [
     "AlreadyVectorizedEnv",
@@ -24,6 +21,7 @@ __all__ = [
     "DiscreteActionWrapper",
     "DummyAsyncVectorEnv",
     "MultiBinaryActionWrapper",
+    "available_cores",
     "extend_box_obs_space_by",
     "space_convert",
 ]
@@ -32,7 +30,7 @@ Inputs = tuple[dict[str, Array], Array, Array]
 
 
 class _VectorAdapter(gym.Env[Inputs, Array]):
-    """A vector environment behind the methods of a gymnasium environment."""
+    """A vector environment with the interface of a gymnasium environment."""
 
     def __init__(self, vector_env: VectorEnv) -> None:
         self.vector_env = vector_env
@@ -50,14 +48,14 @@ class _VectorAdapter(gym.Env[Inputs, Array]):
         self.vector_env.render()
 
     def step(self, action: Array) -> Any:
-        """Steps all rows; rows whose episode ended begin the next one in the same step.
+        """Steps all rows; rows whose episode ends are reset in the same step.
 
         Args:
             action: (N, ...) policy actions, one row for each environment.
 
         Returns:
             `((obs, rl2s (N, 1 + A), time_idxs (N, 1)), rewards (N,), terminated (N,), truncated (N,), info)` with
-            the whole `VectorStep` as `info["step"]`. The arrays hold until the next step.
+            the whole `VectorStep` as `info["step"]`. The arrays are valid until the next step.
         """
         step = self.vector_env.step(action)
         return _as_tuple(step.inputs), step.rewards, step.terminated, step.truncated, {"step": step}
@@ -75,7 +73,7 @@ class AlreadyVectorizedEnv(_VectorAdapter):
     """One environment that steps many rows itself (`AMAGOEnv(env, batched_envs=N)`).
 
     Args:
-        env_funcs: one callable that makes it.
+        env_funcs: one callable that makes the environment.
 
     Raises:
         ValueError: unless there is exactly one.

@@ -1,4 +1,4 @@
-"""What environments report besides rewards, and the statistics over finished episodes.
+"""Metrics that environments report in `info`, and statistics over finished episodes.
 
 Any number in `info` whose key begins with `AMAGO_ENV_LOG_PREFIX` is logged as `Average {metric} in {env}`.
 """
@@ -27,11 +27,10 @@ def extract_metrics(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def extract_batched_metrics(info: Mapping[str, Any], batched_envs: int) -> list[tuple[int, dict[str, float]]]:
-    """The metrics in a batched environment's `info`, as (row, {name: value}) for every row that has any.
+    """The metrics in a batched environment's `info`, as (row, {name: value}) for rows that have any.
 
-    A metric is an array of `batched_envs` numbers. As in gymnasium's vector environments, an array under the key
-    `_{key}` tells which rows it holds for; without one, rows that are NaN hold nothing. A single number holds for
-    every row.
+    A metric is an array of `batched_envs` numbers. As in gymnasium's vector environments, a boolean array under
+    the key `_{key}` masks the rows that have it; rows that are NaN do not. A single number applies to every row.
 
     Raises:
         TypeError: if a metric is neither one number nor one per row.
@@ -56,6 +55,24 @@ def extract_batched_metrics(info: Mapping[str, Any], batched_envs: int) -> list[
     return sorted(rows.items())
 
 
+def extract_vector_metrics(info: Mapping[str, Any], batched_envs: int) -> list[tuple[int, dict[str, float]]]:
+    """`extract_batched_metrics` of `info` and of `info["final_info"]`, the last info of rows that were reset."""
+    by_row = dict(extract_batched_metrics(info, batched_envs))
+    final_info = info.get("final_info")
+    if isinstance(final_info, Mapping):
+        # gymnasium from 1.0 on: one array per key, with a mask beside it
+        final = extract_batched_metrics(final_info, batched_envs)
+    elif final_info is not None:
+        # gymnasium 0.29: one info per row, None where no episode ended
+        found = ((row, extract_metrics(row_info)) for row, row_info in enumerate(final_info) if row_info)
+        final = [(row, metrics) for row, metrics in found if metrics]
+    else:
+        final = []
+    for row, metrics in final:
+        by_row[row] = {**by_row.get(row, {}), **metrics}
+    return sorted(by_row.items())
+
+
 def _as_number(key: str, value: Any) -> float:
     try:
         return float(np.asarray(value).item())
@@ -64,10 +81,10 @@ def _as_number(key: str, value: Any) -> float:
 
 
 class StepCounts:
-    """Counts steps by environment name, each time the names change: doing it per step would cost a loop over rows.
+    """Counts steps by environment name, lazily: names are looped over only when they change, not in every step.
 
     Args:
-        totals: what is counted into, {name: steps}.
+        totals: {name: steps}, updated by `settle`.
     """
 
     def __init__(self, totals: dict[str, int]) -> None:
@@ -76,7 +93,7 @@ class StepCounts:
         self._steps = 0
 
     def add(self, names: Sequence[str]) -> bool:
-        """Counts a step of every row; whether the names are another list, which is how they change."""
+        """Counts a step of every row; changed names come in a new list. Returns whether the list is new."""
         changed = names is not self._names
         if changed:
             self.settle()
@@ -85,14 +102,14 @@ class StepCounts:
         return changed
 
     def settle(self) -> None:
-        """Brings the totals up to date."""
+        """Adds the counted steps to the totals."""
         if self._steps:
             for name in self._names:
                 self.totals[name] = self.totals.get(name, 0) + self._steps
             self._steps = 0
 
     def take_back(self, name: str) -> None:
-        """One step that was counted under `name` was none."""
+        """Subtracts one step of `name`, for a row that was only reset."""
         self.totals[name] = self.totals.get(name, 0) - 1
 
 
@@ -100,7 +117,7 @@ class ReturnHistory:
     """Returns of finished episodes, by environment name.
 
     Args:
-        env_name: a name that is listed from the start, with no episode yet.
+        env_name: listed from the start, without episodes.
     """
 
     def __init__(self, env_name: str) -> None:
@@ -115,7 +132,7 @@ class SpecialMetricHistory:
     """Metrics that environments report themselves, by environment name and metric.
 
     Args:
-        env_name: a name that is listed from the start, with no metric yet.
+        env_name: listed from the start, without metrics.
     """
 
     def __init__(self, env_name: str) -> None:
@@ -127,10 +144,10 @@ class SpecialMetricHistory:
 
 
 class EpisodeStats:
-    """Everything measured over finished episodes, from any number of environments.
+    """Returns, lengths and reported metrics of finished episodes, by environment name.
 
-    `returns` and `lengths` map an environment's name to one number per finished episode, `specials` maps it to
-    reported metrics and their values.
+    `returns` and `lengths` map a name to one number per finished episode, `specials` maps it to reported metrics
+    and their values.
     """
 
     def __init__(self) -> None:
@@ -149,7 +166,7 @@ class EpisodeStats:
         self.lengths.setdefault(env_name, []).append(int(length))
 
     def add_metrics(self, env_name: str, metrics: Mapping[str, float]) -> None:
-        """Adds what an environment reported in one step, as `extract_metrics` gives it."""
+        """Adds the metrics of one step, as `extract_metrics` returns them."""
         named = self.specials.setdefault(env_name, {})
         for name, value in metrics.items():
             named.setdefault(name, []).append(float(value))
@@ -164,17 +181,17 @@ class EpisodeStats:
                 self.specials.setdefault(env_name, {}).setdefault(name, []).extend(values)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
         self.returns.clear()
         self.lengths.clear()
         self.specials.clear()
 
     def to_metrics(self) -> dict[str, float]:
-        """The figures to log, by name.
+        """The metrics to log, by name.
 
         `Average Total Return in {env}`, `Bottom Quintile Total Return in {env}` (the 20th percentile),
         `Average {metric} in {env}`, and `Average Total Return (Across All Env Names)`, the unweighted mean of the
-        means. What has no finished episode has no entry.
+        means. Environments without a finished episode have no entry.
         """
         metrics: dict[str, float] = {}
         means: list[float] = []

@@ -1,4 +1,5 @@
-"""Registry of classes by name, for encoders, agents and exploration strategies; and suggestions for mistyped names.
+"""Registry of classes by name, for encoders, agents and exploration strategies; and suggestions for mistyped
+names.
 
 amago-nets and amago-envs carry equal copies of this file, so that neither package depends on the other.
 """

@@ -1,8 +1,7 @@
-"""Random streams: one independent generator for every consumer of randomness, all from one seed.
+"""Random streams: one independent generator per consumer of random numbers, all derived from one seed.
 
-Nothing in the packages draws from a global generator. Every environment, exploration wrapper, policy, loader
-and recorder asks for the stream of its own role, rank and index, so adding a consumer never shifts another's
-numbers and the same seed gives the same run.
+No global generator is used. Every environment, exploration wrapper, policy, loader and recorder has the stream of
+its own role, rank and index, so that adding a consumer does not change the numbers of another.
 """
 
 import numpy as np
@@ -30,11 +29,11 @@ def _sequence(seed: int | None, role: str, rank: int, index: int) -> np.random.S
 
 
 def stream(seed: int | None, role: str, rank: int = 0, index: int = 0) -> np.random.Generator:
-    """The generator of one consumer, from `SeedSequence([seed, role code, rank, index])`.
+    """A consumer's generator, seeded by `SeedSequence([seed, role code, rank, index])`.
 
     Args:
         seed: the run's seed, at least 0; None draws fresh entropy from the operating system.
-        role: what the numbers are for, one of `ROLES`.
+        role: kind of consumer, one of `ROLES`.
         rank: index of the process in a distributed run.
         index: index of the consumer within its role, e.g. the number of the environment.
 
@@ -45,5 +44,5 @@ def stream(seed: int | None, role: str, rank: int = 0, index: int = 0) -> np.ran
 
 
 def stream_seed(seed: int | None, role: str, rank: int = 0, index: int = 0) -> int:
-    """One integer in [0, 2^31) from the same sequence, for libraries that take a seed instead of a generator."""
+    """An integer in [0, 2^31) from the same sequence, for libraries that take a seed instead of a generator."""
     return int(_sequence(seed, role, rank, index).generate_state(1, np.uint32)[0] >> 1)

@@ -1,22 +1,33 @@
-"""Trajectory data: timesteps, trajectories, relabelling, and the files in which trajectories are kept."""
+"""Trajectory data: timesteps, trajectories, relabelling, and trajectory files."""
 
-from amago.hindsight.relabel import NoOpRelabeler, Relabeler
-from amago.hindsight.storage import (
+from amago.hindsight.filenames import (
+    SAVE_FORMATS,
+    SUFFIXES,
+    TrajectoryName,
+    clean_env_name,
+    env_name_of,
+    parse_filename,
+    trajectory_filename,
+)
+from amago.hindsight.files import UNFINISHED_SUFFIX, atomic_file, remove_unfinished
+from amago.hindsight.formats import (
     CorruptTrajectoryError,
     PickledTrajectoryError,
-    TrajectoryTooLargeError,
     load_slice,
     load_trajectory,
-    parse_filename,
     save_trajectory,
-    trajectory_filename,
     trajectory_length,
-    verify_trajectory,
+    write_trajectory,
 )
-from amago.hindsight.timestep import Timestep, split_batched_timestep
+from amago.hindsight.relabel import NoOpRelabeler, Relabeler
+from amago.hindsight.timestep import Array, Timestep, split_batched_timestep
 from amago.hindsight.trajectory import FrozenTraj, Trajectory
 
 __all__ = [
+    "SAVE_FORMATS",
+    "SUFFIXES",
+    "UNFINISHED_SUFFIX",
+    "Array",
     "CorruptTrajectoryError",
     "FrozenTraj",
     "NoOpRelabeler",
@@ -24,13 +35,17 @@ __all__ = [
     "Relabeler",
     "Timestep",
     "Trajectory",
-    "TrajectoryTooLargeError",
+    "TrajectoryName",
+    "atomic_file",
+    "clean_env_name",
+    "env_name_of",
     "load_slice",
     "load_trajectory",
     "parse_filename",
+    "remove_unfinished",
     "save_trajectory",
     "split_batched_timestep",
     "trajectory_filename",
     "trajectory_length",
-    "verify_trajectory",
+    "write_trajectory",
 ]

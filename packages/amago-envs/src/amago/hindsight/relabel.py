@@ -1,7 +1,7 @@
-"""Relabelling: editing a stored trajectory after the fact, before the learner samples from it.
+"""Relabelers: edit stored trajectories before the learner samples from them.
 
-Hindsight experience replay (Andrychowicz et al. 2017) is the best-known use: goals are replaced by what was
-reached and rewards recomputed.
+Hindsight experience replay (Andrychowicz et al. 2017) is the best-known use: goals are replaced by states
+that were reached, and rewards are recomputed.
 """
 
 from typing import Protocol
@@ -10,16 +10,16 @@ from amago.hindsight.trajectory import FrozenTraj
 
 
 class Relabeler(Protocol):
-    """Edits trajectories on their way from the buffer to the learner.
+    """Edits trajectories that are sampled from the buffer.
 
-    Subclass it, or pass any object with these methods. The trajectory is one whole stored piece with writable
-    arrays: it may be edited in place, observation keys may be dropped, and it may be shortened as long as obs,
-    rl2s and time_idxs keep one row more than the rest. `rl2s[:, 0]` holds the previous reward, so a new reward
-    belongs there too if the policy shall see it.
+    Subclass it, or pass any object with these methods. The trajectory is the whole content of a file, in writable
+    arrays. It may be edited in place, lose observation keys, and be shortened as long as obs, rl2s and
+    time_idxs keep one row more than the other arrays. `rl2s[:, 0]` holds the previous reward: write a new
+    reward there too if the policy is to see it.
     """
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
-        """Returns the edited trajectory; it may be `traj` itself."""
+        """Returns the edited trajectory; this may be `traj` itself."""
         ...
 
     def __call__(self, traj: FrozenTraj) -> FrozenTraj:
@@ -27,7 +27,7 @@ class Relabeler(Protocol):
 
 
 class NoOpRelabeler(Relabeler):
-    """Returns every trajectory as it is."""
+    """Returns every trajectory unchanged."""
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
         return traj

@@ -1,6 +1,6 @@
-"""One step of experience, as environments hand it to policies and to recorded trajectories.
+"""Timestep: the observation, previous action and reward that environments return.
 
-Shapes: E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action representation.
+Shapes: E = environments in one AMAGOEnv (`batched_envs`), A = width of the action representation.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class Timestep:
-    """What an environment returns: an observation and the action and reward that led to it.
+    """An observation, and the action and reward that led to it.
 
     Args:
         obs: observation by key, each (E, *shape) in the dtype of its space.
-        prev_action: (E, A) float32, representation of the executed action that led here: one-hot (Discrete),
+        prev_action: (E, A) float32, representation of the executed action: one-hot (Discrete),
             concatenated one-hots (MultiDiscrete), zeros and ones (MultiBinary) or values in [-1, 1] (Box).
             Zero after a reset.
         reward: (E,) float32, the reward that came with `obs`; zero after a reset.
         time_idx: (E,) int64, steps since the episode's start; zero after a reset.
-        terminal: (E,) bool, whether the environment terminated here. Truncation does not count.
+        terminal: (E,) bool, whether the environment terminated; False for truncation.
         batched_envs: E.
     """
 
@@ -36,7 +36,7 @@ class Timestep:
     batched_envs: int
 
     def as_input(self) -> tuple[dict[str, Array], Array, Array]:
-        """What a policy reads: `(obs, rl2s (E, 1 + A) float32, time_idxs (E, 1) int64)`.
+        """Policy inputs `(obs, rl2s (E, 1 + A) float32, time_idxs (E, 1) int64)`.
 
         `rl2s` is the previous reward followed by the previous action.
         """
@@ -47,7 +47,7 @@ class Timestep:
         return self.obs, rl2s, self.time_idx.reshape(num_envs, 1)
 
     def create_reset_version(self, reset_idxs: Sequence[int] | Array) -> "Timestep":
-        """A copy whose rows `reset_idxs` start an episode: reward, action, time and terminal are zero there.
+        """A copy in which the rows `reset_idxs` start an episode: reward, action, time and terminal are zero.
 
         Args:
             reset_idxs: row numbers, or a bool mask (E,).
@@ -75,9 +75,9 @@ class Timestep:
 
 
 def split_batched_timestep(t: Timestep) -> list[Timestep]:
-    """The E rows of a timestep, each with `batched_envs=1`.
+    """Splits a timestep into E timesteps with `batched_envs=1`.
 
-    Every row owns its memory: keeping one row must not keep the whole batch alive.
+    Each owns its memory, so that keeping one does not keep the whole batch alive.
     """
     return [
         Timestep(

@@ -1,6 +1,6 @@
-"""Sequences of timesteps: `Trajectory` grows step by step, `FrozenTraj` is its finished form in whole arrays.
+"""Sequences of timesteps: `Trajectory` grows step by step, `FrozenTraj` holds a finished one in arrays.
 
-Shapes: T = transitions, so T + 1 timesteps; A = width of the action representation.
+Shapes: T = transitions, T + 1 timesteps, A = width of the action representation.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ FIELD_DTYPES: dict[str, type[np.generic]] = {
 
 @dataclass(slots=True, eq=False)
 class FrozenTraj:
-    """A stretch of T transitions of one episode, as it is stored.
+    """T consecutive transitions of one episode, in arrays.
 
     Args:
         obs: observation by key, each (T + 1, *shape).
@@ -34,7 +34,7 @@ class FrozenTraj:
         actions: (T, A) float32: the executed actions.
 
     Raises:
-        ValueError: if shapes do not fit together or a dtype cannot be converted without losing its kind.
+        ValueError: if shapes are inconsistent, or a dtype is of another kind (float, integer, bool).
     """
 
     obs: dict[str, Array]
@@ -61,7 +61,7 @@ class FrozenTraj:
         dones: Array,
         actions: Array,
     ) -> "FrozenTraj":
-        """One of arrays that are known to fit: checking them takes longer than cutting a short piece out."""
+        """Creates a trajectory without checks, which take longer than slicing a short episode."""
         frozen = cls.__new__(cls)
         frozen.obs, frozen.rl2s, frozen.time_idxs = obs, rl2s, time_idxs
         frozen.rews, frozen.dones, frozen.actions = rews, dones, actions
@@ -73,7 +73,7 @@ class FrozenTraj:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         own = (
             self.rl2s.nbytes
             + self.time_idxs.nbytes
@@ -84,7 +84,7 @@ class FrozenTraj:
         return own + sum(array.nbytes for array in self.obs.values())
 
     def validate(self) -> None:
-        """Raises ValueError, naming the array, unless all shapes agree. For use after editing in place."""
+        """Raises ValueError, naming the array, if shapes are inconsistent. Call it after editing in place."""
         for name in FIELD_DTYPES:
             array = getattr(self, name)
             if array.ndim != 2:
@@ -119,7 +119,7 @@ class FrozenTraj:
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, Array]) -> "FrozenTraj":
-        """The inverse of `to_dict`; raises ValueError that names a missing or unknown array."""
+        """The inverse of `to_dict`; raises ValueError if an array is missing or unknown."""
         fields: dict[str, Array] = {}
         obs: dict[str, Array] = {}
         for name, array in arrays.items():
@@ -157,7 +157,7 @@ class Trajectory:
     """Consecutive timesteps of one environment, in memory.
 
     Args:
-        timesteps: those known already, in order, each with `batched_envs=1`.
+        timesteps: initial timesteps, in order, each with `batched_envs=1`.
     """
 
     def __init__(self, timesteps: Iterable[Timestep] | None = None) -> None:
@@ -166,7 +166,7 @@ class Trajectory:
             self.add_timestep(timestep)
 
     def __len__(self) -> int:
-        """The number of timesteps, one more than transitions."""
+        """Number of timesteps, one more than transitions."""
         return len(self.timesteps)
 
     def __getitem__(self, index: int) -> Timestep:
@@ -183,7 +183,7 @@ class Trajectory:
 
     @property
     def total_return(self) -> float:
-        """Sum of the rewards of the transitions held here; the pieces of an episode add up to its return."""
+        """Sum of rewards; the sums of an episode's segments add up to its return."""
         return float(sum(float(timestep.reward[0]) for timestep in self.timesteps[1:]))
 
     def as_input_sequence(self) -> tuple[dict[str, Array], Array, Array]:
@@ -196,7 +196,7 @@ class Trajectory:
         return obs, rl2s, np.concatenate([seq_times for _, _, seq_times in inputs])
 
     def freeze(self) -> FrozenTraj:
-        """The trajectory as whole arrays, sharing no memory with the timesteps; ValueError if empty."""
+        """The trajectory in arrays that share no memory with the timesteps; raises ValueError if empty."""
         obs, rl2s, time_idxs = self.as_input_sequence()
         terminals = np.array([timestep.terminal[0] for timestep in self.timesteps[1:]], dtype=np.bool_)
         return FrozenTraj(
@@ -209,12 +209,13 @@ class Trajectory:
         )
 
     def save_to_disk(self, path: str | Path, save_as: str) -> None:
-        """Writes the trajectory to one file, whole or not at all.
+        """Writes the trajectory to a file, atomically.
 
         Args:
-            path: the file; its ending follows `save_as`.
+            path: the file; its suffix is set by `save_as`.
             save_as: "npz", "npz-compressed" or "traj".
         """
-        from amago.hindsight.storage import env_name_of, save_trajectory
+        from amago.hindsight.filenames import env_name_of
+        from amago.hindsight.formats import save_trajectory
 
         save_trajectory(self.freeze(), Path(path), save_as, env_name_of(Path(path)))

@@ -1,8 +1,7 @@
-"""The `amago-run` command: train an agent on an environment named on the command line, evaluate it, draw it.
+"""The `amago-run` command: train an agent on an environment, evaluate it, compare runs, handle their files.
 
-`app` declares the commands and their options; `environments` turns a name into something that makes
-environments; `recipes` holds the settings that a run starts from; `options` reads `key=value` arguments and
-`bindings` hands gin its share; `train` and `evaluate` do the work; `progress`, `report` and `plots` show it.
+`app.py` declares the commands; `recipe.py` the settings of a run, from which `options.py` generates the options;
+`build.py` turns a recipe into an Experiment.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of `amago-run`: reads the command line and exits with its status."""
-    # Threads that wait in a busy loop slow small networks down tenfold as soon as the cores have other work.
-    # OpenMP reads this once, when torch is first imported.
+    """Entry point of `amago-run`: parses the command line and exits with its status."""
+    # OpenMP threads that spin while they wait slow down small networks tenfold when other processes use the cores.
+    # OpenMP reads this once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from amago.cli.app import app
 

@@ -1,9 +1,10 @@
-"""`amago-run convert`: trajectory files from one format into another, and from and to plain arrays."""
+"""`amago-run convert`: converts trajectory files between formats, and from and to plain arrays."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,16 +21,22 @@ from amago.cli.inspect_buffer import printable
 from amago.cli.options import UsageProblem
 from amago.cli.trajectory_files import find_files
 from amago.hindsight import (
+    SAVE_FORMATS,
+    UNFINISHED_SUFFIX,
     CorruptTrajectoryError,
     FrozenTraj,
-    TrajectoryTooLargeError,
+    env_name_of,
     load_trajectory,
     save_trajectory,
+    trajectory_filename,
 )
-from amago.hindsight.filenames import trajectory_filename
-from amago.hindsight.storage import SAVE_FORMATS, env_name_of
 from amago.loading.offline import episodes_from_file, save_arrays
-from amago.loading.offline.sources import HDF5_SUFFIXES, SUFFIXES, actions_and_names, is_file_of_arrays
+from amago.loading.offline.array_files import (
+    ARRAY_SUFFIXES,
+    HDF5_SUFFIXES,
+    actions_and_names,
+    is_file_of_arrays,
+)
 
 ARRAYS = "arrays"
 FORMATS = (*SAVE_FORMATS, ARRAYS)
@@ -37,15 +44,15 @@ FORMATS = (*SAVE_FORMATS, ARRAYS)
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What the command line asks for.
+    """Arguments of a conversion.
 
     Attributes:
-        source: a trajectory file, a folder or buffer of them, a file of arrays or a Minari dataset's folder.
-        target: the file or folder to make.
-        to: one of FORMATS; None goes by the ending of `target`.
-        actions: of arrays: "discrete:N", "discrete:N1,N2", "box:LOW:HIGH" or "binary"; None if they are one-hot
-            or in [-1, 1] already.
-        env_name: in the names of the files that are made from arrays; None takes that of the source.
+        source: a trajectory file, a folder or buffer of them, a file of arrays, or the folder of a Minari dataset.
+        target: the file or folder to create.
+        to: one of FORMATS; None chooses by the suffix of `target`.
+        actions: action space of arrays: "discrete:N", "discrete:N1,N2", "box:LOW:HIGH" or "binary"; None if
+            actions are one-hot or in [-1, 1] already.
+        env_name: environment's name for files made from arrays; None uses the name in the source.
     """
 
     source: Path
@@ -57,7 +64,7 @@ class Conversion:
 
 @dataclass(slots=True)
 class _Done:
-    """Counts of what was converted, and what could not be read: (path, reason)."""
+    """Number of converted trajectories and transitions, and the unreadable files: (path, reason)."""
 
     trajectories: int = 0
     transitions: int = 0
@@ -65,11 +72,11 @@ class _Done:
 
 
 def convert(request: Conversion, console: Console) -> int:
-    """Converts and says what it did; returns how many files could not be read.
+    """Converts, prints a summary, and returns the number of files that could not be read.
 
     Raises:
-        UsageProblem: if there is nothing to convert, the target exists, or the formats do not go together. Nothing
-            was written then.
+        UsageProblem: if there is nothing to convert, the target exists, or the formats are incompatible.
+            Nothing is written then.
     """
     source, target = request.source, request.target
     try:
@@ -77,9 +84,9 @@ def convert(request: Conversion, console: Console) -> int:
     except OSError as error:  # a name that is too long, a folder that may not be looked into
         raise UsageProblem(f"{error.filename}: {error.strerror}.", "SRC DST") from error
     if exists:
-        raise UsageProblem(f"{target} exists, and nothing is overwritten: give another name.", "DST")
+        raise UsageProblem(f"{target} exists and is not overwritten: give another name.", "DST")
     if request.actions is not None and not from_arrays:
-        raise UsageProblem("actions of trajectories are converted already; this is for arrays.", "--actions")
+        raise UsageProblem("--actions applies to arrays; trajectories are converted already.", "--actions")
     single = source.is_file() and not from_arrays
     to = request.to or _format_of(target, single)
     _check_target(target, to, single)
@@ -97,11 +104,11 @@ def convert(request: Conversion, console: Console) -> int:
     except UsageProblem:
         raise
     except (ValueError, OSError, MemoryError) as error:
-        _tell_bad(console, done)
+        _print_bad(console, done)
         raise UsageProblem(f"{source} cannot be converted: {error}", "SRC") from error
     except ImportError as error:
         raise UsageProblem(str(error), "SRC") from error
-    _tell_bad(console, done)
+    _print_bad(console, done)
     size = sum(path.stat().st_size for path in ([target] if target.is_file() else target.iterdir()))
     console.print(
         f"[bold]{escape(str(target))}[/]: {done.trajectories:,} trajectories of {done.transitions:,} transitions "
@@ -122,13 +129,15 @@ def _format_of(target: Path, single: bool) -> str:
 
 def _check_target(target: Path, to: str, single: bool) -> None:
     if to not in FORMATS:
-        raise UsageProblem(f"{to!r} is no format: choose one of {', '.join(FORMATS)}.", "--to")
+        raise UsageProblem(f"{to!r} is not a format: choose one of {', '.join(FORMATS)}.", "--to")
     if to == ARRAYS:
-        if target.suffix not in SUFFIXES:
-            raise UsageProblem(f"arrays go into one file that ends with {', '.join(SUFFIXES)}.", "DST")
+        if target.suffix not in ARRAY_SUFFIXES:
+            raise UsageProblem(
+                f"arrays are written to one file with the suffix {', '.join(ARRAY_SUFFIXES)}.", "DST"
+            )
     elif single:
         if target.suffix != SAVE_FORMATS[to]:
-            raise UsageProblem(f"a trajectory as {to} is a file that ends with {SAVE_FORMATS[to]}.", "DST")
+            raise UsageProblem(f"a trajectory as {to} is a file with the suffix {SAVE_FORMATS[to]}.", "DST")
     elif target.suffix in (*SAVE_FORMATS.values(), *HDF5_SUFFIXES):
         raise UsageProblem(f"several trajectories as {to} need a folder, not a file {target.suffix}.", "DST")
 
@@ -137,21 +146,18 @@ _Named = Iterator[tuple[str, str, FrozenTraj]]  # file name, environment's name,
 
 
 def _trajectories(source: Path, done: _Done, console: Console) -> _Named:
-    found = find_files(source, only_drawn_from=True)
+    found = find_files(source, only_sampled=True)
     files = [path for each in found.values() for path in each.files]
     names = [path.stem for path in files]
-    if (
-        twice := sorted({name for name in names if names.count(name) > 1})
-        if len(set(names)) < len(names)
-        else []
-    ):
-        raise UsageProblem(f"two files have the name {twice[0]}: convert their folders one by one.", "SRC")
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise UsageProblem(f"{count} files have the name {name}: convert their folders one by one.", "SRC")
     for path in _with_progress(files, console):
         try:
             trajectory = load_trajectory(path)
             if not len(trajectory):
                 raise CorruptTrajectoryError("it holds no transition")
-        except (CorruptTrajectoryError, TrajectoryTooLargeError, OSError) as error:
+        except (CorruptTrajectoryError, OSError) as error:
             done.bad.append((path, str(error)))
             continue
         yield path.name, printable(env_name_of(path)), trajectory
@@ -162,7 +168,7 @@ def _episodes_of_arrays(request: Conversion) -> _Named:
     space = None if request.actions is None else parse_space(request.actions, shape)
     if space is None and (dtype.kind != "f" or len(shape) != 1):
         raise UsageProblem(
-            f"the actions have dtype {dtype} and shape {shape}: say what they are, --actions discrete:N, "
+            f"the actions have dtype {dtype} and shape {shape}: give their space with --actions discrete:N, "
             "discrete:N1,N2, box:LOW:HIGH or binary.",
             "--actions",
         )
@@ -178,43 +184,43 @@ def _write_files(named: _Named, folder: Path, to: str, done: _Done, file_name: s
         done.trajectories += 1
         done.transitions += len(trajectory)
     if not done.trajectories:
-        raise ValueError("there is no trajectory that could be read")
+        raise ValueError("no trajectory could be read")
 
 
 @contextmanager
 def _whole_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its name in the end, or goes."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    aside.mkdir()
+    """Yields a sibling folder that is renamed to `target` at the end, and removed on failure."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
+    unfinished.mkdir()
     try:
-        yield aside
-        os.rename(aside, target)
+        yield unfinished
+        os.rename(unfinished, target)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _with_progress(files: list[Path], console: Console) -> Iterable[Path]:
     return track(files, "Converting", console=console, transient=True, disable=not console.is_terminal)
 
 
-def _tell_bad(console: Console, done: _Done) -> None:
+def _print_bad(console: Console, done: _Done) -> None:
     for path, reason in done.bad:
         console.print(
-            f"[yellow]left out[/] {escape(printable(f'{path.name}: {reason}'))}",
+            f"[yellow]skipped[/] {escape(printable(f'{path.name}: {reason}'))}",
             highlight=False,
             soft_wrap=True,
         )
 
 
 def parse_space(text: str, shape: tuple[int, ...]) -> gym.Space[Any]:
-    """The action space that "discrete:4", "discrete:3,2", "box:-2:2" or "binary" stands for.
+    """Parses an action space: "discrete:4", "discrete:3,2", "box:-2:2" or "binary".
 
     Args:
-        text: as it was typed.
-        shape: of one action in the file.
+        text: value of `--actions`.
+        shape: shape of one action in the file.
 
     Raises:
-        UsageProblem: if it is none of these.
+        UsageProblem: if the text has another form.
     """
     kind, _, rest = text.partition(":")
     try:
@@ -229,5 +235,5 @@ def parse_space(text: str, shape: tuple[int, ...]) -> gym.Space[Any]:
     except (ValueError, AssertionError, OverflowError):
         pass
     raise UsageProblem(
-        f"{text!r} is no kind of actions: discrete:N, discrete:N1,N2, box:LOW:HIGH or binary.", "--actions"
+        f"{text!r} is not an action space: discrete:N, discrete:N1,N2, box:LOW:HIGH or binary.", "--actions"
     )

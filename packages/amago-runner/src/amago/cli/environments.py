@@ -1,9 +1,4 @@
-"""From a name on the command line to something that makes environments.
-
-A name is one of the builtin environments below or a gymnasium id ("CartPole-v1", "CartPole", "module:Id-v0").
-An `EnvMaker` is a small frozen object rather than a closure, so that it can be sent to worker processes and
-written into a run's folder.
-"""
+"""From a name on the command line to an environment: a builtin one, or a Gymnasium id."""
 
 from __future__ import annotations
 
@@ -14,73 +9,73 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
+from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator, parse_env_id
 
-from amago.cli.options import UsageProblem, suggestion
+from amago.cli.options import UsageProblem
 from amago.envs import AMAGOEnv
+from amago.envs.registry import did_you_mean
 from amago.nets.specs import as_action_spec
 from amago.nets.tstep_encoders import tstep_encoder_for
 
-# A window this long serves a Markov environment; a builtin one is about memory and gets its whole rollout.
-LONGEST_DEFAULT_SEQUENCE = 128
-UNLIMITED_EVALUATION_STEPS = 1000
-
+# Context length for Gymnasium ids; most are Markovian. Builtin environments need memory of the whole episode.
+_MAX_DEFAULT_CONTEXT = 128
+_EVALUATION_STEPS_WITHOUT_LIMIT = 1000
 _MAKE_ARGUMENTS = ("render_mode", "max_episode_steps", "disable_env_checker")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Builtin:
-    """One builtin environment: where its class is, the arguments it starts from, the length of a rollout."""
+    """A builtin environment: its module, default arguments, and the number of steps of an episode."""
 
     module: str
     defaults: Mapping[str, Any]
-    horizon: Callable[[Any], int]
+    time_limit: Callable[[Any], int]
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """The environment's class."""
+        cls: Callable[..., Any] = getattr(importlib.import_module(self.module), name)
+        return cls
 
 
-def _lake_horizon(env: Any) -> int:
-    return int(env.k_episodes * env.max_episode_steps)
-
-
-def _room_horizon(env: Any) -> int:
-    return int(env.meta_rollout_horizon)
-
-
-def _tmaze_horizon(env: Any) -> int:
-    return int(env.episode_length)
-
-
-_TMAZE_DEFAULTS = {"corridor_length": 20, "penalty": -0.05}
-
+_TMAZE = Builtin(
+    module="amago.envs.builtin.tmaze",
+    defaults={"corridor_length": 20, "penalty": -0.05},
+    time_limit=lambda env: int(env.episode_length),
+)
 BUILTINS: dict[str, Builtin] = {
     "MetaFrozenLake": Builtin(
-        module="amago.envs.builtin.toy_gym", defaults={"size": 3, "k_episodes": 5}, horizon=_lake_horizon
+        module="amago.envs.builtin.toy_gym",
+        defaults={"size": 3, "k_episodes": 5},
+        time_limit=lambda env: int(env.k_episodes * env.max_episode_steps),
     ),
-    "RoomKeyDoor": Builtin(module="amago.envs.builtin.toy_gym", defaults={}, horizon=_room_horizon),
-    "TMazeAltPassive": Builtin(
-        module="amago.envs.builtin.tmaze", defaults=_TMAZE_DEFAULTS, horizon=_tmaze_horizon
+    "RoomKeyDoor": Builtin(
+        module="amago.envs.builtin.toy_gym",
+        defaults={},
+        time_limit=lambda env: int(env.meta_rollout_horizon),
     ),
-    "TMazeAltActive": Builtin(
-        module="amago.envs.builtin.tmaze", defaults=_TMAZE_DEFAULTS, horizon=_tmaze_horizon
-    ),
+    "TMazeAltPassive": _TMAZE,
+    "TMazeAltActive": _TMAZE,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvMaker:
-    """Makes the environment `name` with `args` when called; what `Experiment` takes as `make_train_env`.
+    """Makes an environment when called; the `make_train_env` of an Experiment.
+
+    A dataclass and no closure, so worker processes can receive it and run.json can hold it.
 
     Attributes:
-        name: a key of `BUILTINS` or a complete gymnasium id; also the environment's name in the metrics.
-        args: keyword arguments of the environment, with the builtin's defaults filled in.
+        name: a key of `BUILTINS` or a complete Gymnasium id; also the environment's name in metrics.
+        args: keyword arguments of the environment, the builtin defaults included.
     """
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """A new environment as gymnasium knows it, not wrapped for the agent."""
+        """A new environment, not wrapped for the agent."""
         if self.name in BUILTINS:
-            env: gymnasium.Env[Any, Any] = _builtin_class(self.name)(**self.args)
+            env: gymnasium.Env[Any, Any] = BUILTINS[self.name].load(self.name)(**self.args)
             return env
         return gymnasium.make(self.name, **self.args)
 
@@ -89,131 +84,106 @@ class EnvMaker:
 
 
 def resolve_environment(name: str, args: Mapping[str, Any]) -> EnvMaker:
-    """The maker of the environment that `name` and `args` mean.
+    """The maker of the environment with this name and these arguments.
+
+    Args:
+        name: a key of `BUILTINS`, or a Gymnasium id: "CartPole-v1", "CartPole" for the newest version, or
+            "package:Id-v0" for an id that a package registers when it is imported.
 
     Raises:
-        UsageProblem: no environment has this name, or it takes no such argument; the nearest one is named.
+        UsageProblem: an unknown environment or argument; suggests the most similar one.
     """
     if name in BUILTINS:
-        known = [*inspect.signature(_builtin_class(name)).parameters]
-        _check_arguments(name, args, known)
-        return EnvMaker(name=name, args={**BUILTINS[name].defaults, **args})
+        builtin = BUILTINS[name]
+        _check_arguments(name, args, [*inspect.signature(builtin.load(name)).parameters])
+        return EnvMaker(name=name, args={**builtin.defaults, **args})
     spec = _find_spec(name)
-    _check_arguments(spec.id, args, _gymnasium_parameters(spec))
+    _check_arguments(spec.id, args, _parameters_of(spec))
     module, colon, _ = name.rpartition(":")
     return EnvMaker(name=f"{module}{colon}{spec.id}", args=dict(args))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvFacts:
-    """What a first look at an environment tells.
+    """Properties of an environment that default settings depend on.
 
     Attributes:
-        time_limit: steps after which an episode ends at the latest; None where there is no limit.
-        remembers_all: memory over the whole episode is what the environment is about.
+        time_limit: maximum length of an episode in steps; None if there is no limit.
+        needs_memory: the agent needs the whole episode as context.
         action_kind: "discrete", "multidiscrete", "multibinary" or "box".
-        tstep_encoder: the name of the timestep encoder that suits the observations.
+        tstep_encoder: the name of the timestep encoder for the observation space.
     """
 
     time_limit: int | None
-    remembers_all: bool
+    needs_memory: bool
     action_kind: str
     tstep_encoder: str
 
     @property
     def max_seq_len(self) -> int:
-        """A sequence length that suits the environment, in steps."""
+        """Default context length in timesteps."""
         if self.time_limit is None:
-            return LONGEST_DEFAULT_SEQUENCE
-        return self.time_limit if self.remembers_all else min(self.time_limit, LONGEST_DEFAULT_SEQUENCE)
+            return _MAX_DEFAULT_CONTEXT
+        return self.time_limit if self.needs_memory else min(self.time_limit, _MAX_DEFAULT_CONTEXT)
 
     @property
     def evaluation_steps(self) -> int:
-        """Steps in which every actor finishes at least one episode; a guess where there is no time limit."""
-        return (self.time_limit or UNLIMITED_EVALUATION_STEPS) + 1
+        """Steps in which every actor finishes at least one episode; a guess if there is no time limit."""
+        return (self.time_limit or _EVALUATION_STEPS_WITHOUT_LIMIT) + 1
 
 
 def inspect_environment(maker: EnvMaker) -> EnvFacts:
-    """Makes the environment once, as a worker will, and reads what the defaults depend on.
+    """Makes the environment once and reads its properties.
 
     Raises:
-        UsageProblem: the environment cannot be made with these arguments, or agents cannot act in it.
+        UsageProblem: the environment cannot be made with these arguments, or has unsupported spaces.
     """
     try:
         env = maker.make()
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
         raise UsageProblem(f"{maker.name} cannot be made: {error}", "ENV") from error
     try:
-        seen = AMAGOEnv(env, env_name=maker.name)
+        wrapped = AMAGOEnv(env, env_name=maker.name)
         builtin = BUILTINS.get(maker.name)
         if builtin is not None:
-            limit: int | None = builtin.horizon(env.unwrapped)
+            limit: int | None = builtin.time_limit(env.unwrapped)
         else:
             limit = None if env.spec is None else env.spec.max_episode_steps
         return EnvFacts(
             time_limit=limit,
-            remembers_all=builtin is not None,
-            action_kind=as_action_spec(seen.action_space).kind,
-            tstep_encoder=tstep_encoder_for(seen.observation_space),
+            needs_memory=builtin is not None,
+            action_kind=as_action_spec(wrapped.action_space).kind,
+            tstep_encoder=tstep_encoder_for(wrapped.observation_space),
         )
     except (TypeError, ValueError) as error:
-        raise UsageProblem(f"{maker.name} does not suit an agent: {error}", "ENV") from error
+        raise UsageProblem(f"{maker.name} is not supported: {error}", "ENV") from error
     finally:
         env.close()
 
 
-def _builtin_class(name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(importlib.import_module(BUILTINS[name].module), name)
-    return found
-
-
 def _find_spec(name: str) -> EnvSpec:
-    module, colon, env_id = name.rpartition(":")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
-    if env_id in gymnasium.registry:
-        return gymnasium.registry[env_id]
+    module, _, env_id = name.rpartition(":")
     try:
+        if module:
+            importlib.import_module(module)
         namespace, base, version = parse_env_id(env_id)
-    except gymnasium.error.Error:
-        namespace, base, version = None, env_id, None
-    versions = {
-        spec.version or 0: spec
-        for spec in gymnasium.registry.values()
-        if (spec.namespace, spec.name) == (namespace, base)
-    }
-    if versions and version is None:
-        return versions[max(versions)]
-    if versions:
+        latest = find_highest_version(namespace, base)
+        if version is None and latest is not None:
+            env_id = f"{env_id}-v{latest}"
+        return gymnasium.spec(env_id)
+    except ImportError as error:
+        raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
+    except gymnasium.error.Error as error:
+        hint = did_you_mean(env_id, [*BUILTINS, *gymnasium.registry])
         raise UsageProblem(
-            f"{env_id!r} has no such version. Did you mean {versions[max(versions)].id!r}?", "ENV"
-        )
-    raise UsageProblem(_unknown(env_id, version), "ENV")
+            f"there is no environment {env_id!r}.{hint} Builtin are {', '.join(BUILTINS)}; any Gymnasium id works "
+            "too, as PACKAGE:ID if another package registers it.",
+            "ENV",
+        ) from error
 
 
-def _unknown(env_id: str, version: int | None) -> str:
-    """The message for a name that nothing has. Versions do not count: a typo in the name matters more."""
-    latest: dict[str, int] = {}
-    for spec in gymnasium.registry.values():
-        base = spec.id if spec.version is None else spec.id.rpartition("-v")[0]
-        latest[base] = max(latest.get(base, 0), spec.version or 0)
-    known = {base: f"{base}-v{number}" for base, number in latest.items()} | {name: name for name in BUILTINS}
-    typed = env_id if version is None else env_id.rpartition("-v")[0]
-    hint = suggestion(typed, known)
-    for base, complete in known.items():
-        hint = hint.replace(f"{base!r}", f"{complete!r}")
-    builtin = ", ".join(BUILTINS)
-    return (
-        f"no environment is called {env_id!r}.{hint} Builtin are {builtin}; every gymnasium id works too, one "
-        "that another package registers as PACKAGE:ID."
-    )
-
-
-def _gymnasium_parameters(spec: EnvSpec) -> list[str] | None:
-    """The arguments that an environment takes, None if they cannot be told."""
+def _parameters_of(spec: EnvSpec) -> list[str] | None:
+    """The keyword arguments of a Gymnasium environment; None if they are unknown."""
     if spec.entry_point is None:
         return None
     try:
@@ -224,13 +194,14 @@ def _gymnasium_parameters(spec: EnvSpec) -> list[str] | None:
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return list(dict.fromkeys([*(parameter.name for parameter in parameters), *_MAKE_ARGUMENTS]))
+    return [*(parameter.name for parameter in parameters), *_MAKE_ARGUMENTS]
 
 
 def _check_arguments(name: str, args: Mapping[str, Any], known: list[str] | None) -> None:
     for key in args:
         if known is not None and key not in known:
-            takes = ", ".join(known) or "no arguments"
+            hint = did_you_mean(key, known)
             raise UsageProblem(
-                f"{name} has no argument {key!r}.{suggestion(key, known)} It takes {takes}.", "--env-arg"
+                f"{name} has no argument {key!r}.{hint} Its arguments: {', '.join(known) or 'none'}.",
+                "--env-arg",
             )

@@ -3,28 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
-from amago.cli.bindings import override_bindings, restore_bindings
+from amago.cli.build import bind_gin
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment
 from amago.cli.options import UsageProblem
-from amago.cli.plots import default_labels, draw_runs, read_run
+from amago.cli.plots import default_labels, draw_runs, read_figures
 from amago.cli.report import Summary, comparison_table, show_evaluation
 from amago.cli.runs import recorded_recipe
 from amago.experiment import Experiment
-from amago.experiment.checkpoint import CheckpointFolder
-from amago.experiment.run_file import read_run as read_record
+from amago.experiment.checkpointer import Checkpointer
+from amago.experiment.run_file import read_run
 from amago.loading import DoNothingDataset
 
 
-def fresh_metrics(
+@contextmanager
+def rebuilt_experiment(
+    folder: Path, gin_files: Sequence[Path] = (), assignments: Sequence[str] = (), **changes: Any
+) -> Iterator[Experiment]:
+    """The Experiment of the run in `folder`, started, without weights, in a temporary folder of its own.
+
+    Args:
+        folder: the run's folder, which stays unchanged.
+        gin_files, assignments: settings on top of the run's.
+        changes: arguments of the Experiment that replace the run's.
+    """
+    recipe, record = recorded_recipe(folder), read_run(folder)
+    bind_gin(record, gin_files, assignments)
+    maker = EnvMaker(name=recipe.env, args=recipe.env_args)
+    with TemporaryDirectory(prefix="amago-run-") as scratch:
+        arguments = record.experiment_arguments(
+            make_train_env=maker,
+            make_val_env=maker,
+            dataset=DoNothingDataset(),
+            ckpt_base_dir=scratch,
+            train_timesteps_per_epoch=0,
+            log_to_wandb=False,
+            verbose=False,
+        )
+        experiment = Experiment(**{**arguments, **changes})
+        experiment.start()
+        try:
+            yield experiment
+        finally:
+            experiment.close()
+
+
+def evaluate_fresh_episodes(
     experiment: Experiment, maker: EnvMaker, facts: EnvFacts, episodes: int
 ) -> dict[str, float]:
-    """Metrics of `episodes` fresh episodes, the same number from every actor, without exploration."""
+    """Metrics of `episodes` episodes without exploration, the same number from every actor."""
     rounds = math.ceil(episodes / experiment.parallel_actors)
     metrics = experiment.evaluate_test(maker, timesteps=rounds * facts.evaluation_steps, episodes=episodes)
     return dict(metrics)
@@ -40,64 +74,40 @@ def evaluate_run(
     assignments: Sequence[str],
     console: Console,
 ) -> dict[str, float]:
-    """Builds the run in `folder` again from its run.json, evaluates it, shows and returns the metrics.
+    """Evaluates the run in `folder`; prints and returns the metrics.
 
     Args:
-        episodes: how many; None for as many as the final figures of training have.
-        seed: of the episodes; None for the run's, which repeats the final figures.
+        episodes: number of episodes; None for that of the evaluation after training.
+        seed: seed of the episodes; None for the run's, which repeats the evaluation after training.
         checkpoint: "latest" or the number of an epoch that has a checkpoint.
         gin_files, assignments: settings on top of the run's.
-        console: where the table goes.
 
     Raises:
-        UsageProblem: the checkpoint does not exist, or a setting is not known.
+        UsageProblem: the checkpoint does not exist, or a setting is unknown.
     """
-    record = read_record(folder)
     recipe = recorded_recipe(folder)
-    weights = find_weights(folder, checkpoint)
-    restore_bindings(record)
-    override_bindings(gin_files, assignments)
     maker = EnvMaker(name=recipe.env, args=recipe.env_args)
     facts = inspect_environment(maker)
     episodes = recipe.eval_episodes if episodes is None else episodes
-    # The experiment writes its own run.json, metrics and logs; the run's folder keeps those of the training.
-    with TemporaryDirectory(prefix="amago-eval-") as scratch:
-        arguments = record.experiment_arguments(
-            make_train_env=maker,
-            make_val_env=maker,
-            dataset=DoNothingDataset(),
-            ckpt_base_dir=scratch,
-            train_timesteps_per_epoch=0,
-            log_to_wandb=False,
-            verbose=False,
-        )
-        if seed is not None:
-            arguments["seed"] = seed
-        experiment = Experiment(**arguments)
-        experiment.start()
-        try:
-            experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
-            metrics = fresh_metrics(experiment, maker, facts, episodes)
-        finally:
-            experiment.close()
+    weights = _find_weights(folder, checkpoint)
+    changes = {} if seed is None else {"seed": seed}
+    with rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment:
+        experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
+        metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)
     show_evaluation(console, f"{folder.name}: {recipe.env}, checkpoint {checkpoint}", metrics, episodes)
     return metrics
 
 
-def find_weights(folder: Path, checkpoint: str) -> Path:
-    """The weights file that "latest" or an epoch's number means; UsageProblem lists what there is."""
-    checkpoints = CheckpointFolder(folder, folder.name)
-    if checkpoint == "latest":
-        path = checkpoints.latest_policy
-    elif checkpoint.isdecimal():
-        path = checkpoints.policy_weights(int(checkpoint))
-    else:
+def _find_weights(folder: Path, checkpoint: str) -> Path:
+    """The policy weights of "latest" or of an epoch."""
+    checkpoints = Checkpointer(folder, folder.name)
+    if checkpoint != "latest" and not checkpoint.isdecimal():
         raise UsageProblem(f"{checkpoint!r} is neither 'latest' nor the number of an epoch.", "--checkpoint")
+    latest = checkpoint == "latest"
+    path = checkpoints.latest_policy if latest else checkpoints.policy_weights(int(checkpoint))
     if not path.is_file():
         epochs = ", ".join(map(str, checkpoints.epochs())) or "none"
-        raise UsageProblem(
-            f"{folder} has no weights at {path}; epochs with a checkpoint: {epochs}.", "--checkpoint"
-        )
+        raise UsageProblem(f"there is no file {path}; epochs with a checkpoint: {epochs}.", "--checkpoint")
     return path
 
 
@@ -107,7 +117,7 @@ def compare_runs(
     """Draws finished runs into one picture and prints their figures.
 
     Raises:
-        UsageProblem: a run has not finished, or there is not one label per run.
+        UsageProblem: a run has not finished, or the number of labels is not that of the runs.
     """
     summaries = []
     for folder in folders:
@@ -117,8 +127,8 @@ def compare_runs(
             remedy = "finish its training with --resume first."
             raise UsageProblem(f"{folder} has no summary: {remedy}", "RUN") from error
     if labels and len(labels) != len(folders):
-        raise UsageProblem(f"{len(labels)} labels for {len(folders)} runs: give one for each.", "--label")
+        raise UsageProblem(f"{len(labels)} labels for {len(folders)} runs: give one per run.", "--label")
     names = list(labels or default_labels(summaries))
-    draw_runs([read_run(folder, name) for folder, name in zip(folders, names, strict=True)], picture)
+    draw_runs([read_figures(folder, name) for folder, name in zip(folders, names, strict=True)], picture)
     console.print(comparison_table(names, summaries))
     console.print(f"Picture  {picture}")

@@ -1,4 +1,4 @@
-"""`amago-run inspect`: what a buffer of trajectories holds, in figures."""
+"""`amago-run inspect`: statistics of the trajectory files in a buffer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from rich.progress import track
 from rich.table import Table
 
 from amago.cli.trajectory_files import Found, find_files
-from amago.hindsight import CorruptTrajectoryError, FrozenTraj, TrajectoryTooLargeError, load_trajectory
-from amago.hindsight.storage import env_name_of
+from amago.hindsight import CorruptTrajectoryError, FrozenTraj, env_name_of, load_trajectory
 
 _BAD_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Mean and range of a figure over trajectories."""
+class Statistics:
+    """Mean, minimum and maximum over trajectories."""
 
     mean: float
     min: float
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread | None:
-        """Of the finite values; None if there are none."""
+    def of(cls, values: Iterable[float]) -> Statistics | None:
+        """Statistics of the finite values; None if there are none."""
         array = np.array(list(values), np.float64)
         array = array[np.isfinite(array)]
         if not len(array):
@@ -48,24 +47,24 @@ class Spread:
 
 @dataclass(kw_only=True)
 class Group:
-    """Trajectories of one environment in one folder.
+    """Statistics of one environment's trajectories in one folder.
 
     Attributes:
-        files, transitions, megabytes: counts of them; 1 MB is 10^6 bytes.
-        length, total_reward: of a file, which may be a piece of an episode; None without a finite value.
-        not_finite: files whose rewards are not finite, left out of `total_reward`.
-        terminated: share of files whose last transition ended the episode.
-        whole_episodes: share of files that begin at the first step of an episode and end with its termination.
-        formats: files by ending.
-        arrays: (dtype, shape of one row) of every array, by name; of the first file.
-        unlike: files whose arrays are others, which cannot share a batch with it.
+        files, transitions, megabytes: totals; 1 MB is 10^6 bytes.
+        length, total_reward: per file, which may hold an episode segment; None without a finite value.
+        not_finite: number of files with non-finite rewards, which `total_reward` leaves out.
+        terminated: fraction of files whose last transition terminated the episode.
+        whole_episodes: fraction of files that hold an episode from its first step to its termination.
+        formats: number of files by suffix.
+        arrays: (dtype, row shape) of every array of the first file, by name.
+        unlike: files with other arrays, which do not fit into one batch with the first.
     """
 
     files: int
     transitions: int
     megabytes: float
-    length: Spread | None
-    total_reward: Spread | None
+    length: Statistics | None
+    total_reward: Statistics | None
     not_finite: int
     terminated: float
     whole_episodes: float
@@ -76,13 +75,13 @@ class Group:
 
 @dataclass(kw_only=True)
 class FolderReport:
-    """What one folder holds.
+    """Statistics of one folder.
 
     Attributes:
-        environments: by name.
-        bad: files that are no trajectories, with the reason.
+        environments: groups by name of the environment.
+        bad: reason by name, of files that cannot be read.
         unfinished: files that are being written, or were when their process was killed.
-        foreign: other names.
+        foreign: files with other suffixes.
     """
 
     environments: dict[str, Group] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class FolderReport:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Collected:
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     terminated: list[bool] = field(default_factory=list)
@@ -103,7 +102,7 @@ class _Seen:
     unlike: list[str] = field(default_factory=list)
 
     def add(self, path: Path, trajectory: FrozenTraj) -> None:
-        """Counts a file; raises FileNotFoundError if it is gone by now, and then counts nothing."""
+        """Adds a file; raises FileNotFoundError without adding it if it was deleted."""
         nbytes = path.stat().st_size
         terminated = bool(trajectory.dones[-1, 0])
         self.lengths.append(len(trajectory))
@@ -120,13 +119,13 @@ class _Seen:
             self.unlike.append(printable(path.name))
 
     def group(self) -> Group:
-        """The figures of what was counted."""
+        """Statistics of the added files."""
         return Group(
             files=len(self.lengths),
             transitions=sum(self.lengths),
             megabytes=self.nbytes / 1e6,
-            length=Spread.of(self.lengths),
-            total_reward=Spread.of(self.rewards),
+            length=Statistics.of(self.lengths),
+            total_reward=Statistics.of(self.rewards),
             not_finite=int((~np.isfinite(self.rewards)).sum()),
             terminated=float(np.mean(self.terminated)),
             whole_episodes=float(np.mean(self.whole)),
@@ -137,21 +136,19 @@ class _Seen:
 
 
 def printable(name: str) -> str:
-    """A name as it can be printed anywhere, in one line, whatever bytes the file system has in it."""
+    """A file name with control characters and undecodable bytes escaped."""
     try:
         text = os.fsencode(name).decode("utf-8", errors="backslashreplace")
-    except (
-        UnicodeEncodeError
-    ):  # half of a pair, as only JSON can hold it: no bytes of a file system stand for it
+    except UnicodeEncodeError:  # a lone surrogate, from the JSON header of a .traj
         text = name
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
-    """Prints what is in a buffer, a folder or a file; returns how many files cannot be read.
+    """Prints statistics of a buffer, a folder or a file; returns the number of files that cannot be read.
 
     Raises:
-        UsageProblem: if there is no such path.
+        UsageProblem: if the path does not exist.
     """
     reports = {name: report_of(found, console) for name, found in find_files(path).items()}
     if as_json:
@@ -168,16 +165,16 @@ def report_of(found: Found, console: Console) -> FolderReport:
         unfinished=[printable(path.name) for path in found.unfinished],
         foreign=[printable(path.name) for path in found.foreign],
     )
-    seen: dict[str, _Seen] = {}
+    seen: dict[str, _Collected] = {}
     files = track(found.files, "Reading", console=console, transient=True, disable=not console.is_terminal)
     for path in files:
         try:
             trajectory = load_trajectory(path)
             if not len(trajectory):
                 raise CorruptTrajectoryError("it holds no transition")
-            seen.setdefault(printable(env_name_of(path)), _Seen()).add(path, trajectory)
-        except (OSError, CorruptTrajectoryError, TrajectoryTooLargeError) as error:
-            if os.path.lexists(path):  # or else it was deleted since the folder was listed
+            seen.setdefault(printable(env_name_of(path)), _Collected()).add(path, trajectory)
+        except (OSError, CorruptTrajectoryError) as error:
+            if os.path.lexists(path):  # otherwise it was deleted after the folder was listed
                 report.bad[printable(path.name)] = printable(str(error).removeprefix(f"{path} "))
     report.environments = {name: each.group() for name, each in sorted(seen.items())}
     return report
@@ -218,27 +215,29 @@ def _show_arrays(groups: list[Group], console: Console) -> None:
     arrays: dict[str, Any] = {}
     for group in groups:
         arrays.update(group.arrays)
-    told = [
+    described = [
         f"{name.removeprefix('_OBS_KEY_')} {dtype}{tuple(shape)}" for name, (dtype, shape) in arrays.items()
     ]
     console.print(f"Formats  {', '.join(f'{count:,} {suffix}' for suffix, count in formats.items())}")
-    console.print(f"Arrays   {', '.join(told)}", highlight=False, markup=False)
+    console.print(f"Arrays   {', '.join(described)}", highlight=False, markup=False)
 
 
 def _show_others(folder: str, report: FolderReport, console: Console) -> None:
     where = f" in {folder}" if folder else ""
     for env_name, group in report.environments.items():
         if group.not_finite:
-            told = f"{group.not_finite:,} files of {env_name}{where} have rewards that are not finite"
-            console.print(told, highlight=False, markup=False)
+            message = f"{group.not_finite:,} files of {env_name}{where} have rewards that are not finite"
+            console.print(message, highlight=False, markup=False)
         if group.unlike:
-            told = f"{len(group.unlike):,} files of {env_name}{where} have other arrays, as {group.unlike[0]}"
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            message = (
+                f"{len(group.unlike):,} files of {env_name}{where} have other arrays, e.g. {group.unlike[0]}"
+            )
+            console.print(message, highlight=False, markup=False, soft_wrap=True)
     if report.unfinished:
         console.print(f"{len(report.unfinished):,} unfinished files{where}", highlight=False)
     if report.foreign:
-        told = f"{len(report.foreign):,} other names{where}, the first is {report.foreign[0]}"
-        console.print(told, highlight=False, markup=False)
+        message = f"{len(report.foreign):,} other names{where}, e.g. {report.foreign[0]}"
+        console.print(message, highlight=False, markup=False)
     if report.bad:
         console.print(f"[red]{len(report.bad):,} bad files{where}[/]", highlight=False)
     for name, reason in list(report.bad.items())[:_BAD_SHOWN]:

@@ -1,7 +1,7 @@
-"""Pictures of finished runs, drawn from their `metrics.jsonl` and `summary.json` without a display.
+"""Pictures of finished runs, from their `metrics.jsonl` and `summary.json`; no display is needed.
 
-Two panels: the return over environment steps, and the success of each attempt in the final evaluation (where
-the environment reports attempts). Several runs share them, which is how an agent is set beside its control.
+The left panel shows the return over environment steps; the right one, for environments that report attempts, the
+success rate of each attempt in the evaluation after training. Several runs share both panels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 PICTURE_FILE = "learning_curve.png"
 
-# Okabe and Ito's palette: told apart by colour-blind readers and in grey.
+# Okabe and Ito's palette, whose colours colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _ENCODERS = {
@@ -34,13 +34,13 @@ _ENCODERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Returns over training, one point per evaluation."""
+    """Mean returns by environment steps."""
 
     env_steps: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
 
     def add(self, env_steps: float, value: float) -> None:
-        """Appends a point; what a resumed run repeats replaces what the stopped one had logged."""
+        """Appends a point; points that a resumed run repeats replace the earlier ones."""
         while self.env_steps and self.env_steps[-1] >= env_steps:
             self.env_steps.pop()
             self.returns.pop()
@@ -50,16 +50,16 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """What is drawn of one run: evaluations and exploring episodes during training, and the final figures."""
+    """The figures of one run: returns of evaluations and of training episodes, and the summary."""
 
     label: str
-    evaluated: Curve
-    explored: Curve
+    evaluation: Curve
+    training: Curve
     summary: Summary
 
 
-def read_run(folder: Path, label: str | None = None) -> RunFigures:
-    """Collects a finished run's figures; raises FileNotFoundError if a file of it is missing."""
+def read_figures(folder: Path, label: str | None = None) -> RunFigures:
+    """Reads the figures of a finished run; raises FileNotFoundError if a file is missing."""
     summary = Summary.load(folder)
     curves = {"val": Curve(), "train": Curve()}
     with (folder / METRICS_FILE).open() as lines:
@@ -69,38 +69,36 @@ def read_run(folder: Path, label: str | None = None) -> RunFigures:
             value = mean_return(record["metrics"])
             if curve is not None and value is not None:
                 curve.add(float(record["axes"]["total_frames"]), value)
-    evaluated = curves["val"]
-    # The final evaluation is the curve's last point: it belongs to the weights that training ended with.
+    evaluation = curves["val"]
+    # The evaluation after training is the last point of the curve.
     if summary.mean_return is not None:
-        evaluated.add(float(summary.env_steps), summary.mean_return)
+        evaluation.add(float(summary.env_steps), summary.mean_return)
     return RunFigures(
         label=label if label is not None else summary.run,
-        evaluated=evaluated,
-        explored=curves["train"],
+        evaluation=evaluation,
+        training=curves["train"],
         summary=summary,
     )
 
 
 def default_labels(summaries: Sequence[Summary]) -> list[str]:
-    """Legend texts: the sequence models' names where these tell the runs apart, else the runs' names."""
+    """Legend texts: the trajectory encoders if all runs differ in them, else the runs' names."""
     encoders = [_ENCODERS.get(summary.traj_encoder, summary.traj_encoder) for summary in summaries]
     return encoders if len(set(encoders)) == len(encoders) else [summary.run for summary in summaries]
 
 
 def draw_runs(runs: Sequence[RunFigures], path: Path) -> None:
-    """Draws the runs into one PNG at `path`, whose folder is made if needed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Draws the runs into the PNG file `path`; makes its folder if needed."""
     from matplotlib.figure import Figure
 
-    with_attempts = any(run.summary.success_by_attempt for run in runs)
-    figure = Figure(figsize=(10.0, 4.2) if with_attempts else (6.4, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels: list[Axes] = list(figure.subplots(1, 2 if with_attempts else 1, squeeze=False)[0])
+    has_attempts = any(run.summary.success_by_attempt for run in runs)
+    figure = Figure(figsize=(10.0, 4.2) if has_attempts else (6.4, 4.2), dpi=150, layout="constrained")
+    panels: list[Axes] = list(figure.subplots(1, 2 if has_attempts else 1, squeeze=False)[0])
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)
     _draw_returns(panels[0], runs)
-    if with_attempts:
+    if has_attempts:
         _draw_attempts(panels[1], runs)
     figure.suptitle(_title(runs), fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,22 +115,22 @@ def _title(runs: Sequence[RunFigures]) -> str:
 
 def _draw_returns(panel: Axes, runs: Sequence[RunFigures]) -> None:
     several = len(runs) > 1
-    for place, run in enumerate(runs):
-        colour = _COLOURS[place % len(_COLOURS)]
+    for index, run in enumerate(runs):
+        colour = _COLOURS[index % len(_COLOURS)]
         panel.plot(
-            run.explored.env_steps,
-            run.explored.returns,
+            run.training.env_steps,
+            run.training.returns,
             color=colour,
             alpha=0.3,
             linewidth=1.2,
             label=None if several else "training, with exploration",
         )
         panel.plot(
-            run.evaluated.env_steps,
-            run.evaluated.returns,
+            run.evaluation.env_steps,
+            run.evaluation.returns,
             color=colour,
             linewidth=1.8,
-            marker=_MARKERS[place % len(_MARKERS)],
+            marker=_MARKERS[index % len(_MARKERS)],
             markersize=4,
             label=run.label if several else "evaluation",
         )
@@ -147,22 +145,22 @@ def _draw_returns(panel: Axes, runs: Sequence[RunFigures]) -> None:
 
 def _draw_attempts(panel: Axes, runs: Sequence[RunFigures]) -> None:
     best = max(runs, key=lambda run: sum(run.summary.success_by_attempt))
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         rates = run.summary.success_by_attempt
         if not rates:
             continue
         attempts = range(1, len(rates) + 1)
-        colour = _COLOURS[place % len(_COLOURS)]
+        colour = _COLOURS[index % len(_COLOURS)]
         panel.plot(
             attempts,
             rates,
             color=colour,
             linewidth=1.8,
-            marker=_MARKERS[place % len(_MARKERS)],
+            marker=_MARKERS[index % len(_MARKERS)],
             markersize=6,
             label=f"{run.label}: return {run.summary.mean_return:.2f}",
         )
-        # Numbers of the best run stand above its line and the others' below theirs, so that they keep apart.
+        # Numbers stand above the line of the best run and below the other lines, so they do not overlap.
         shift = 8 if run is best else -15
         for attempt, rate in zip(attempts, rates, strict=True):
             panel.annotate(

@@ -1,4 +1,4 @@
-"""What a run reports when it is over: `summary.json`, and the same figures as tables in the terminal."""
+"""The summary of a finished run: `summary.json`, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
+
+from amago.experiment.checkpointer import write_text
 
 SUMMARY_FILE = "summary.json"
 RETURN_METRIC = "Average Total Return (Across All Env Names)"
 
 _ATTEMPT_METRIC = re.compile(r"Average Episode (\d+) Success in .+")
-_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+_BAR_WIDTH = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +30,20 @@ class Summary:
 
     Attributes:
         run: the run's name.
-        env, env_args: what it was trained on.
-        agent, tstep_encoder, traj_encoder: the registered names that it was built from.
+        env, env_args: the environment and its arguments.
+        agent, tstep_encoder, traj_encoder: registered names.
         seed: the run's seed.
-        mean_return: mean total return of the final evaluation's episodes, without exploration noise; None if
-            no episode was finished.
-        success_by_attempt: share of successful episodes at each attempt, first to last; empty for an
-            environment that does not report "Episode {i} Success".
-        eval_episodes: number of fresh episodes asked for behind these two.
-        env_steps: training timesteps of all actors together.
+        mean_return: mean return of the evaluation after training, without exploration; None if no episode was
+            finished.
+        success_by_attempt: success rate of each attempt in an episode; empty if the environment does not report
+            "Episode {i} Success".
+        eval_episodes: number of episodes asked for in this evaluation.
+        env_steps: environment steps of all actors during training.
         gradient_steps: updates of the agent.
-        wall_seconds: from the first training step to the end of training, evaluations during training
-            included, set-up before it and the final evaluation after it not; of a resumed run, its last part.
-        metrics: every metric of the final evaluation.
-        versions: of Python and of the packages that matter.
+        wall_seconds: duration of training with its evaluations, without set-up and the evaluation after it; of a
+            resumed run, since it was resumed.
+        metrics: all metrics of the evaluation after training.
+        versions: versions of Python and of the most important packages.
     """
 
     run: str
@@ -59,22 +62,18 @@ class Summary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def save(self, folder: Path) -> Path:
-        """Writes `summary.json` into the run's folder and returns its path; the file appears whole."""
-        path = folder / SUMMARY_FILE
-        aside = folder / f"{SUMMARY_FILE}.part"
-        aside.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        aside.replace(path)
-        return path
+    def save(self, folder: Path) -> None:
+        """Writes `summary.json` into the run's folder, atomically."""
+        write_text(json.dumps(asdict(self), indent=2) + "\n", folder / SUMMARY_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Summary:
-        """Reads what `save` wrote; raises FileNotFoundError if training in `folder` has not finished."""
+        """Reads `summary.json`; raises FileNotFoundError if the run has not finished."""
         return cls(**json.loads((folder / SUMMARY_FILE).read_text()))
 
 
 def success_by_attempt(metrics: Mapping[str, float]) -> list[float]:
-    """The success rates of attempts 0, 1, … in evaluation metrics, averaged over environment names."""
+    """Success rates of attempts 0, 1, … in evaluation metrics, averaged over environment names."""
     rates: dict[int, list[float]] = {}
     for name, value in metrics.items():
         if found := _ATTEMPT_METRIC.fullmatch(name.rpartition("/")[2]):
@@ -83,13 +82,13 @@ def success_by_attempt(metrics: Mapping[str, float]) -> list[float]:
 
 
 def mean_return(metrics: Mapping[str, float]) -> float | None:
-    """The average total return in evaluation metrics; None if no episode was finished."""
+    """Mean return in evaluation metrics; None if no episode was finished."""
     found = [value for name, value in metrics.items() if name.endswith(RETURN_METRIC)]
     return found[0] if found else None
 
 
 def evaluation_table(metrics: Mapping[str, float]) -> RenderableType:
-    """A table of success by attempt where the environment reports it, else of every metric."""
+    """A table of the success rates by attempt, or of all metrics if the environment does not report them."""
     rates = success_by_attempt(metrics)
     if not rates:
         table = Table("Metric", box=None, pad_edge=False, header_style="bold")
@@ -99,14 +98,14 @@ def evaluation_table(metrics: Mapping[str, float]) -> RenderableType:
         return table
     table = Table("Attempt", box=None, pad_edge=False, header_style="bold")
     table.add_column("Success", justify="right")
-    table.add_column("")
+    table.add_column("", width=_BAR_WIDTH)
     for attempt, rate in enumerate(rates, start=1):
-        table.add_row(str(attempt), f"{rate:.1%}", f"[green]{_bar(rate)}[/]")
+        table.add_row(str(attempt), f"{rate:.1%}", Bar(1.0, 0.0, rate, width=_BAR_WIDTH, color="green"))
     return table
 
 
 def comparison_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
-    """One column per run: its return, and the success of each attempt where there is such."""
+    """A table with one column per run: mean return, success rates by attempt, and lengths of training."""
     table = Table("", box=None, pad_edge=False, header_style="bold")
     for label in labels:
         table.add_column(label, justify="right")
@@ -123,18 +122,12 @@ def comparison_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Tab
 
 
 def format_return(value: float | None) -> str:
-    """Three decimals; in words if no episode finished."""
+    """The return with three decimals, or "none finished"."""
     return "none finished" if value is None else f"{value:.3f}"
 
 
-def _bar(rate: float, width: int = 30) -> str:
-    """A bar of eighths of a character, `width` long at 1."""
-    whole, eighths = divmod(round(min(max(rate, 0.0), 1.0) * width * 8), 8)
-    return "█" * whole + _EIGHTHS[eighths]
-
-
 def show_summary(console: Console, summary: Summary, folder: Path, picture: Path) -> None:
-    """Prints the final table, the run's totals and where its files are."""
+    """Prints the evaluation after training, the run's totals and the paths of its files."""
     totals = Table.grid(padding=(0, 2))
     totals.add_row(
         "Mean return",
@@ -145,7 +138,7 @@ def show_summary(console: Console, summary: Summary, folder: Path, picture: Path
         f"{summary.env_steps:,} environment steps, {summary.gradient_steps:,} updates, "
         f"{summary.wall_seconds:,.0f} s, seed {summary.seed}",
     )
-    totals.add_row("Figures", str(folder / SUMMARY_FILE))
+    totals.add_row("Summary", str(folder / SUMMARY_FILE))
     totals.add_row("Picture", str(picture))
     title = f"{summary.run}: {summary.env}"
     console.print(
@@ -154,7 +147,7 @@ def show_summary(console: Console, summary: Summary, folder: Path, picture: Path
 
 
 def show_evaluation(console: Console, title: str, metrics: Mapping[str, float], episodes: int) -> None:
-    """Prints what an evaluation on its own found."""
+    """Prints the metrics of an evaluation."""
     average = mean_return(metrics)
     lines: list[RenderableType] = [evaluation_table(metrics)]
     if average is None:

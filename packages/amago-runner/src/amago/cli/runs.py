@@ -1,4 +1,4 @@
-"""The folders of runs: finding one by name, and making room for a new one without losing an old one."""
+"""Run folders: find a run by name, prepare the folder of a new one, read the recipe and weights of an old one."""
 
 from __future__ import annotations
 
@@ -7,63 +7,70 @@ import re
 import shutil
 from pathlib import Path
 
-from amago.cli.options import UsageProblem, suggestion
-from amago.cli.recipes import QUICKSTART_NAME, Recipe
+from amago.cli.options import UsageProblem
+from amago.cli.recipe import QUICKSTART_NAME, Recipe
+from amago.envs.registry import did_you_mean
 
 RUN_FILE = "run.json"
-# What a run that was stopped while it started may have left.
-_WRITTEN_FIRST = {"buffer", "ckpts", "metrics.jsonl", "wandb_logs"}
+# A run that was stopped before run.json was written holds nothing but these.
+_WRITTEN_BEFORE_RUN_FILE = {"buffer", "ckpts", "metrics.jsonl", "wandb_logs"}
 
 
 def default_run_name(env: str | None) -> str:
-    """What a run is called that was given no name: as its environment, with what a folder cannot hold replaced."""
+    """The environment's name without characters that folder names cannot have; "quickstart" for None."""
     return QUICKSTART_NAME if env is None else re.sub(r"[/\\:]", "-", env)
 
 
 def find_run(run: str, run_dir: Path) -> Path:
-    """The folder of a run that is given by name or by path.
+    """The folder of a run, given its name or its path.
 
     Raises:
-        UsageProblem: there is no such run; the nearest name is suggested.
+        UsageProblem: there is no such run; suggests the most similar name.
     """
     for folder in (run_dir / run, Path(run)):
         if (folder / RUN_FILE).is_file():
             return folder
-    known = sorted(path.parent.name for path in run_dir.glob(f"*/{RUN_FILE}"))
-    hint = suggestion(run, known) or f" In {run_dir} are: {', '.join(known) or 'none'}."
-    raise UsageProblem(f"{run!r} is no run in {run_dir} and no folder of one.{hint}", "RUN")
+    names = sorted(path.parent.name for path in run_dir.glob(f"*/{RUN_FILE}"))
+    hint = did_you_mean(run, names) or f" Runs in {run_dir}: {', '.join(names) or 'none'}."
+    raise UsageProblem(f"there is no run {run!r} in {run_dir}, nor a run folder of this path.{hint}", "RUN")
 
 
-def make_room(folder: Path, *, overwrite: bool) -> None:
-    """Makes sure that a new run can begin in `folder`: it is absent or empty, or an old run to be replaced.
+def prepare_folder(folder: Path, *, overwrite: bool) -> None:
+    """Makes the empty folder of a new run; deletes an existing run if `overwrite` is set.
 
     Raises:
-        UsageProblem: something is there and `overwrite` is off, or what is there is no run.
+        UsageProblem: a run exists and `overwrite` is not set, or the folder is no run's, or cannot be made.
     """
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UsageProblem(f"the folder {folder} cannot be made: {error}", "--run-dir") from error
     if not names:
         return
-    is_run = RUN_FILE in names or names <= _WRITTEN_FIRST
-    if overwrite and is_run:
-        shutil.rmtree(folder)
-        return
-    if is_run:
+    if RUN_FILE not in names and not names <= _WRITTEN_BEFORE_RUN_FILE:
+        raise UsageProblem(f"{folder} holds files that are no run: choose another --run-name.", "--run-name")
+    if not overwrite:
         remedy = "continue it with --resume, replace it with --overwrite, or choose another --run-name."
         raise UsageProblem(f"the run {folder} exists: {remedy}", "--run-name")
-    raise UsageProblem(f"{folder} holds something that is no run: choose another --run-name.", "--run-name")
+    shutil.rmtree(folder)
+    folder.mkdir()
 
 
 def recorded_recipe(folder: Path) -> Recipe:
-    """The recipe that `train` noted in the run's run.json.
+    """The recipe in the run's run.json.
 
     Raises:
-        UsageProblem: there is no run in `folder`, or one that this command did not start.
+        UsageProblem: there is no run in `folder`, or one that was not started by this version of amago-run.
     """
     path = folder / RUN_FILE
     if not path.is_file():
-        raise UsageProblem(f"{folder} holds no run.", "--run-name")
-    environment = json.loads(path.read_text()).get("environment") or {}
-    if "recipe" not in environment:
+        raise UsageProblem(f"there is no run in {folder}.", "--run-name")
+    recipe = (json.loads(path.read_text()).get("environment") or {}).get("recipe")
+    if recipe is None:
         remedy = "build its Experiment in your own script to evaluate or resume it."
         raise UsageProblem(f"{folder} was not trained by amago-run: {remedy}", "RUN")
-    return Recipe(**environment["recipe"])
+    try:
+        return Recipe(**recipe)
+    except TypeError as error:
+        raise UsageProblem(f"{folder} was trained by another version of amago-run: {error}", "RUN") from error

@@ -1,4 +1,4 @@
-"""Where the trajectory files are that a path on the command line stands for."""
+"""Finds the trajectory files of a path given on the command line."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amago.cli.options import UsageProblem
-from amago.hindsight.filenames import SUFFIXES
-from amago.hindsight.storage import UNFINISHED_SUFFIX
+from amago.hindsight import SUFFIXES, UNFINISHED_SUFFIX
 
-# Folders of a buffer, in the order in which they are told
+# Folders of a buffer, in the order of reports
 BUFFER_FOLDERS = ("fifo", "protected", "on_hold", "aside", "quarantine")
-_DRAWN_FROM = ("fifo", "protected")
+_SAMPLED = ("fifo", "protected")
 
 
 class Found(NamedTuple):
-    """What a folder holds: what is named as trajectory files are, unfinished ones, and others."""
+    """Contents of a folder: trajectory files by suffix, unfinished files, and others."""
 
     folder: Path
     files: list[Path]
@@ -23,36 +22,36 @@ class Found(NamedTuple):
     foreign: list[Path]
 
 
-def find_files(path: Path, *, only_drawn_from: bool = False) -> dict[str, Found]:
+def find_files(path: Path, *, only_sampled: bool = False) -> dict[str, Found]:
     """The files of a buffer by folder ("fifo", "protected", ...), or of a plain folder or single file under "".
 
     Args:
         path: a dataset's folder, its `buffer`, a folder of files, or one file.
-        only_drawn_from: leave out what training does not draw from.
+        only_sampled: only the folders that training samples from.
 
     Raises:
-        UsageProblem: if there is nothing, nothing that could be trajectories, or it may not be looked into.
+        UsageProblem: if the path does not exist or cannot be read.
     """
     try:
-        return _find_files(path, only_drawn_from)
+        return _find_files(path, only_sampled)
     except OSError as error:
-        raise UsageProblem(f"{path} cannot be looked into: {error.strerror}.", str(path)) from error
+        raise UsageProblem(f"{path} cannot be read: {error.strerror}.", str(path)) from error
 
 
-def _find_files(path: Path, only_drawn_from: bool) -> dict[str, Found]:
+def _find_files(path: Path, only_sampled: bool) -> dict[str, Found]:
     if path.is_file():
         return {"": Found(path.parent, [path], [], [])}
     if not path.is_dir():
         raise UsageProblem(f"there is no file or folder {path}.", str(path))
     root = path / "buffer" if (path / "buffer").is_dir() else path
     names = [name for name in BUFFER_FOLDERS if (root / name).is_dir()]
-    if only_drawn_from:
-        names = [name for name in names if name in _DRAWN_FROM]
+    if only_sampled:
+        names = [name for name in names if name in _SAMPLED]
     folders = {name: root / name for name in names} or {"": root}
-    return {name: _look_into(folder) for name, folder in folders.items()}
+    return {name: _list(folder) for name, folder in folders.items()}
 
 
-def _look_into(folder: Path) -> Found:
+def _list(folder: Path) -> Found:
     found = Found(folder, [], [], [])
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):

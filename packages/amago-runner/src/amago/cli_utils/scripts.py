@@ -1,4 +1,4 @@
-"""Common options of training scripts, the Experiment that they describe, and its asynchronous modes."""
+"""Common options of training scripts, the Experiment made from them, and its asynchronous modes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.experiment.experiment import Experiment
-from amago.experiment.gin_bindings import nearest
 from amago.loading import DiskTrajDataset, RLDataset
+from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -22,46 +22,59 @@ MODES = ("both", "collect", "learn")
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     """Adds the options that most training scripts share; returns the parser.
 
-    `create_experiment_from_cli` reads those that describe an Experiment. The script itself applies `--configs`
-    (to `use_config`), `--trials` (a loop), `--ckpt` (`Experiment.load_checkpoint`) and `--mode`
+    `create_experiment_from_cli` applies those that are arguments of an Experiment. The script applies the others:
+    `--configs` (with `use_config`), `--trials` (a loop), `--ckpt` (`Experiment.load_checkpoint`) and `--mode`
     (`switch_async_mode`).
     """
     basic = parser.add_argument_group("run")
     basic.add_argument("--run_name", type=str, required=True, help="name of the run's folder, and on wandb")
     basic.add_argument(
-        "--buffer_dir", type=str, required=True, help="folder of replay buffers and checkpoints"
+        "--buffer_dir", type=str, required=True, help="folder of all replay buffers and checkpoints"
     )
     basic.add_argument(
-        "--configs", type=str, nargs="*", default=None, help="gin files, applied left to right"
+        "--configs", type=str, nargs="*", default=None, help="gin files, applied from left to right"
     )
-    basic.add_argument("--trials", type=int, default=1, help="how often the script repeats the run")
-    basic.add_argument("--ckpt", type=int, default=None, help="epoch whose checkpoint to start from")
+    basic.add_argument("--trials", type=int, default=1, help="number of runs")
+    basic.add_argument("--ckpt", type=int, default=None, help="epoch of the checkpoint to start from")
     basic.add_argument("--no_log", action="store_true", help="do not log to wandb")
-    basic.add_argument("--seed", type=int, default=None, help="fixes every random number of the run")
-    basic.add_argument("--resume", action=BooleanOptionalAction, default=False, help="continue a killed run")
+    basic.add_argument("--seed", type=int, default=None, help="random seed")
+    basic.add_argument(
+        "--resume", action=BooleanOptionalAction, default=False, help="continue from the last checkpoint"
+    )
 
     model = parser.add_argument_group("model")
-    model.add_argument("--agent_type", type=str, default="agent", help="name of a registered agent")
-    model.add_argument("--traj_encoder", type=str, default="transformer", help="name of a trajectory encoder")
+    model.add_argument("--agent_type", type=str, default="agent", help="registered name of the agent")
+    model.add_argument(
+        "--traj_encoder", type=str, default="transformer", help="registered name of the trajectory encoder"
+    )
     model.add_argument("--memory_size", type=int, default=256, help="width of the trajectory encoder")
     model.add_argument("--memory_layers", type=int, default=3, help="layers of the trajectory encoder")
 
     learning = parser.add_argument_group("learning")
-    learning.add_argument("--epochs", type=int, default=1000)
+    learning.add_argument("--epochs", type=int, default=1000, help="epochs of collecting and training")
     learning.add_argument("--batches_per_epoch", type=int, default=1000, help="training batches per epoch")
     learning.add_argument("--batch_size", type=int, default=24, help="sequences per batch and process")
-    learning.add_argument("--start_learning_at_epoch", type=int, default=0)
-    learning.add_argument("--mixed_precision", choices=("no", "bf16"), default="no")
-    learning.add_argument("--dloader_workers", type=int, default=8, help="processes that read the buffer")
-    learning.add_argument("--dset_max_size", type=int, default=20_000, help="trajectories kept in the buffer")
+    learning.add_argument("--start_learning_at_epoch", type=int, default=0, help="first epoch with updates")
+    learning.add_argument("--mixed_precision", choices=("no", "bf16"), default="no", help="mixed precision")
+    learning.add_argument("--dloader_workers", type=int, default=8, help="data loader processes")
+    learning.add_argument(
+        "--dset_max_size", type=int, default=20_000, help="trajectories kept in the replay buffer"
+    )
     learning.add_argument("--ckpt_interval", type=int, default=50, help="epochs between checkpoints")
 
     rollouts = parser.add_argument_group("rollouts")
-    rollouts.add_argument("--env_mode", choices=("async", "sync", "already_vectorized"), default="async")
-    rollouts.add_argument("--parallel_actors", type=int, default=12)
-    rollouts.add_argument("--timesteps_per_epoch", type=int, default=1000, help="steps per actor and epoch")
+    rollouts.add_argument(
+        "--env_mode",
+        choices=("async", "sync", "already_vectorized"),
+        default="async",
+        help="environments in worker processes, in this process, or batched by themselves",
+    )
+    rollouts.add_argument("--parallel_actors", type=int, default=12, help="parallel environments")
+    rollouts.add_argument(
+        "--timesteps_per_epoch", type=int, default=1000, help="environment steps per actor and epoch"
+    )
     rollouts.add_argument("--val_interval", type=int, default=20, help="epochs between evaluations")
-    rollouts.add_argument("--mode", choices=MODES, default="both", help="collect, learn, or both in turn")
+    rollouts.add_argument("--mode", choices=MODES, default="both", help="only collect, only learn, or both")
     return parser
 
 
@@ -81,19 +94,19 @@ def create_experiment_from_cli(
     dataset: RLDataset | None = None,
     **extra_experiment_kwargs: Any,
 ) -> Experiment:
-    """Builds the Experiment that the options of `add_common_cli` describe.
+    """Makes the Experiment of the options of `add_common_cli`.
 
-    Checkpoints and, unless a dataset is given, the replay buffer `{buffer_dir}/{run_name}` lie under
-    `--buffer_dir`. `run_name` wins over `--run_name`, so that a script can number its trials.
+    Checkpoints, and the replay buffer unless a dataset is given, are written to `{buffer_dir}/{run_name}`. The
+    argument `run_name` overrides `--run_name`, so a script can number its trials.
 
     Args:
-        command_line_args: what `parser.parse_args()` returned.
+        command_line_args: the parsed options.
         max_seq_len: length of training sequences in transitions.
         group_name: group of the run on wandb.
-        traj_save_len: steps after which a trajectory is written; None leaves the Experiment's default.
+        traj_save_len: maximum length of a trajectory file in timesteps; None keeps the Experiment's default.
         experiment_type: Experiment or a subclass.
-        dataset: where data goes and comes from; None makes a DiskTrajDataset.
-        extra_experiment_kwargs: further arguments of the Experiment; they win over the options.
+        dataset: the replay buffer; None makes a DiskTrajDataset.
+        extra_experiment_kwargs: further arguments of the Experiment; they override the options.
     """
     cli = command_line_args
     if dataset is None:
@@ -133,7 +146,7 @@ def create_experiment_from_cli(
 
 
 def make_experiment_learn_only(experiment: Experiment) -> Experiment:
-    """Settings of a process that only trains, on what others collect: no rollouts, latest policy always saved.
+    """Makes an Experiment only train, on data that other processes collect; it always saves its latest policy.
 
     It waits without limit until the dataset is ready.
     """
@@ -148,7 +161,7 @@ def make_experiment_learn_only(experiment: Experiment) -> Experiment:
 
 
 def make_experiment_collect_only(experiment: Experiment) -> Experiment:
-    """Settings of a process that only collects, with the latest policy that a learner wrote, until stopped."""
+    """Makes an Experiment only collect, with the latest policy of a learner, until it is stopped."""
     experiment.start_learning_at_epoch = math.inf
     experiment.start_collecting_at_epoch = 0
     experiment.epochs = math.inf
@@ -160,19 +173,18 @@ def make_experiment_collect_only(experiment: Experiment) -> Experiment:
 
 
 def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
-    """Makes an Experiment that is not started yet a collector, a learner or (unchanged) both.
+    """Makes an Experiment only collect, only learn, or both; call it before `start()`.
 
     Args:
-        mode: "collect", "learn" or "both".
+        mode: "collect", "learn" or "both"; "both" changes nothing.
 
     Raises:
-        ValueError: another mode, or an Experiment that is started already.
+        ValueError: another mode, or the Experiment is started.
     """
     if mode not in MODES:
-        hint = (
-            nearest(mode, list(MODES)) or "'learn' trains, 'collect' gathers data, 'both' does both in turn"
+        raise ValueError(
+            f"mode must be 'both', 'collect' or 'learn', not {mode!r}.{did_you_mean(mode, MODES)}"
         )
-        raise ValueError(f"mode is {mode!r}, must be one of {', '.join(map(repr, MODES))}: {hint}")
     if experiment.started:
         raise ValueError(f"the experiment {experiment.run_name!r} is started: switch its mode before start()")
     if mode == "learn":

@@ -1,4 +1,4 @@
-"""Training in several processes at once."""
+"""Data-parallel training in several processes."""
 
 from amago.distributed.accelerate import Processes
 

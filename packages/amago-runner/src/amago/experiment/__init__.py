@@ -1,6 +1,6 @@
-"""Experiment and the parts it wires: rollout, learner, evaluation, checkpoints, schedules, run file.
+"""Experiment, its callbacks, and the objects that it is composed of.
 
-Names are loaded when first used, so that `amago.experiment.callbacks` comes without torch.
+Names are imported on first use, so that importing `amago.experiment.callbacks` does not import torch.
 """
 
 from typing import TYPE_CHECKING, Any

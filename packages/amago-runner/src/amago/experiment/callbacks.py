@@ -1,12 +1,8 @@
-"""What an Experiment tells those who watch it: the hooks of progress bars, plots and early stopping.
-
-A callback is told what happens and when; it changes nothing unless it wants to.
-All hooks have empty bodies, so a subclass writes only those that it needs.
-They run in the main thread of each process; `experiment.accelerator.is_main_process` says which one prints.
-"""
+"""Callback: hooks called during a run, for progress bars, plots and early stopping. Also the run's counters."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """How far a run has come; lives in `experiment.counters` and in every checkpoint.
+    """Progress of a run: `experiment.counters`, saved in every checkpoint.
 
     Attributes:
-        epoch: the epoch in progress; after `learn`, the number of epochs completed.
-        env_steps: training timesteps collected, all actors of all processes together.
-        env_steps_by_name: the same by environment name.
-        gradient_steps: optimizer steps, skipped ones included.
-        skipped_updates: optimizer steps skipped because the loss or a gradient was not finite.
+        epoch: Current epoch, from 0; after `learn()`, the number of completed epochs.
+        env_steps: Training timesteps collected by all actors of all processes.
+        env_steps_by_name: The same for each environment name.
+        gradient_steps: Optimizer steps, including skipped ones.
+        skipped_updates: Optimizer steps that were skipped because of a non-finite loss or gradient.
     """
 
     epoch: int = 0
@@ -34,7 +30,7 @@ class Counters:
     skipped_updates: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able copy."""
+        """A JSON-serializable copy."""
         return {
             "epoch": self.epoch,
             "env_steps": self.env_steps,
@@ -45,43 +41,85 @@ class Counters:
 
 
 class Callback:
-    """Hooks of a run. `section` is "train", "val" or "test"; metric names come without that prefix."""
+    """Base class of callbacks. All methods do nothing by default; override those that you need.
+
+    Methods are called in the main thread of each process; `experiment.accelerator.is_main_process` tells which
+    one should print. `section` is "train", "val" or "test"; metric names come without that prefix.
+    """
 
     def on_start(self, experiment: Experiment) -> None:
-        """`start()` is done: environments, agent and dataset are built, a resumed state is loaded."""
+        """Called at the end of `start()`, after a checkpoint was loaded if the run is resumed."""
 
     def on_epoch_start(self, experiment: Experiment, epoch: int) -> None:
-        """Epoch `epoch` (from 0) begins; `experiment.epochs` may be infinite."""
+        """Called at the start of each epoch. `experiment.epochs` may be infinite."""
 
     def on_rollout_start(self, experiment: Experiment, section: str, total_steps: int | None) -> None:
-        """A rollout begins; `total_steps` are the timesteps of all actors together, None if unknown."""
+        """Called before a rollout of `total_steps` timesteps of all actors together, None if not known."""
 
     def on_rollout_step(self, experiment: Experiment, section: str, env_steps: int) -> None:
-        """All actors took one step: `env_steps` more timesteps. Called at every step: be quick."""
+        """Called after each step of all actors, which is `env_steps` timesteps."""
 
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
-        """The rollout is over; `metrics` summarise its finished episodes (empty if there were none)."""
+        """Called after a rollout with the metrics of its finished episodes, empty if there were none."""
 
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
-        """The dataset is not ready and this process collects nothing: waiting for `seconds` so far."""
+        """Called about once per second while a run that does not collect waits for its dataset."""
 
     def on_learning_start(self, experiment: Experiment, total_batches: int) -> None:
-        """The learning part of an epoch begins."""
+        """Called before the updates of an epoch."""
 
     def on_batch(self, experiment: Experiment, updated: bool) -> None:
-        """One batch went through the agent; `updated` says whether the optimizer stepped after it."""
+        """Called after each training batch; `updated` is True if the optimizer stepped."""
 
     def on_learning_end(self, experiment: Experiment) -> None:
-        """The learning part of an epoch is over."""
+        """Called after the updates of an epoch."""
 
     def on_metrics(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
-        """Metrics were logged; sections are train, val, test, train-update and dataset."""
+        """Called when metrics are logged; sections are train, val, test, train-update and dataset."""
 
     def on_checkpoint(self, experiment: Experiment, epoch: int) -> None:
-        """The checkpoint of `epoch` is complete on disk."""
+        """Called after the checkpoint of `epoch` has been written."""
 
     def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
-        """Epoch `epoch` is over, its checkpoint and latest policy included."""
+        """Called at the end of each epoch, after its checkpoint and latest policy were written."""
 
     def on_end(self, experiment: Experiment) -> None:
-        """`learn()` returns."""
+        """Called at the end of `learn()`."""
+
+
+class ProgressPrinter(Callback):
+    """Prints the configuration at the start and a line per epoch; what `Experiment(verbose=True)` uses."""
+
+    def __init__(self) -> None:
+        self._returns: dict[str, float] = {}
+        self._epoch_began = 0.0
+        self._next_message = 0.0
+
+    def on_start(self, experiment: Experiment) -> None:
+        policy, dataset = experiment.policy, experiment.dataset
+        networks = (policy, policy.tstep_encoder, policy.traj_encoder)
+        names = " / ".join(type(network).__name__ for network in networks)
+        parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+        print(f"run {experiment.run_name} in {experiment.run_dir} on {experiment.DEVICE}, ", end="")
+        print(f"seed {experiment.streams.seed}\n  {names}: {parameters:,} trainable parameters")
+        print(f"  {dataset.get_description() if dataset is not None else ''}", flush=True)
+
+    def on_epoch_start(self, experiment: Experiment, epoch: int) -> None:
+        self._epoch_began, self._next_message = time.perf_counter(), 0.0
+
+    def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
+        self._returns[section] = metrics.get("Average Total Return (Across All Env Names)", float("nan"))
+
+    def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
+        if seconds >= self._next_message and experiment.dataset is not None:
+            print(f"waiting for data: {experiment.dataset.get_description()}", flush=True)
+            self._next_message = 2 * seconds + 10
+
+    def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
+        counters = experiment.counters
+        texts = [f"{time.perf_counter() - self._epoch_began:.1f} s", f"{counters.env_steps:,} timesteps"]
+        texts.append(f"{counters.gradient_steps:,} updates")
+        if counters.skipped_updates:
+            texts.append(f"{counters.skipped_updates:,} of them skipped")
+        texts += [f"{section} return {value:.4g}" for section, value in self._returns.items()]
+        print(f"epoch {epoch}: {', '.join(texts)}", flush=True)

@@ -1,12 +1,8 @@
-"""The arguments of an Experiment: what they mean, their defaults and what they may be.
-
-`Experiment` inherits these fields, so each stays an attribute that can be edited until `start()`, which checks
-them once more.
-"""
+"""ExperimentConfig: the arguments of an Experiment, their defaults and their validation."""
 
 from __future__ import annotations
 
-import difflib
+import functools
 import inspect
 import math
 import os
@@ -15,7 +11,10 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
+from amago.envs.registry import did_you_mean
 from amago.experiment.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -29,17 +28,19 @@ if TYPE_CHECKING:
 
     EnvMaker = Callable[[], AMAGOEnv]
 
-ENV_MODES = ("async", "sync", "already_vectorized")
-SAVE_FORMATS = ("npz", "npz-compressed", "traj")
-SAMPLING = ("none", "both", "left", "right")
-PRECISIONS = ("no", "bf16")
-MP_CONTEXTS = ("fork", "spawn", "forkserver")
-# Of the DiskTrajDataset that is made if no dataset is given.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "env_mode": ("async", "sync", "already_vectorized"),
+    "save_trajs_as": ("npz", "npz-compressed", "traj"),
+    "padded_sampling": ("none", "both", "left", "right"),
+    "mixed_precision": ("no", "bf16"),
+    "async_env_mp_context": ("fork", "spawn", "forkserver"),
+}
+# Arguments that create a DiskTrajDataset when no dataset is given.
 DATASET_ARGUMENTS = ("dset_root", "dset_name", "dset_max_size")
 
 
 class _Required:
-    """Stands in for arguments without a default, which Python does not allow after those with one."""
+    """Default of required arguments that follow optional ones, which Python's syntax does not allow."""
 
     def __repr__(self) -> str:
         return "<required>"
@@ -49,86 +50,99 @@ REQUIRED: Any = _Required()
 
 
 @dataclass(eq=False, repr=False)
-class ExperimentArguments:
-    """Every argument of an Experiment.
+class ExperimentConfig:
+    """The arguments of an Experiment. Each is an attribute that may be edited until `start()`.
 
     Args:
-        run_name: name of the run: its folder, and its name on wandb.
-        ckpt_base_dir: folder in which the run's folder is made; None means `{dset_root}/{dset_name}`.
-        max_seq_len: longest sequence that the agent trains on and remembers, in transitions.
-        dataset: where collected data goes and training data comes from; None makes a DiskTrajDataset from
-            `dset_root`, `dset_name` and `dset_max_size`.
-        tstep_encoder_type, traj_encoder_type, agent_type: classes that `start()` builds the agent from.
-        val_timesteps_per_epoch: steps per actor of a validation; enough for at least one episode each.
-        make_train_env, make_val_env: a callable that returns an AMAGOEnv, or a list with one per actor.
-        parallel_actors: environments stepped together, in each process.
-        env_mode: "async" (environments in worker processes), "sync" (in this one) or "already_vectorized"
-            (the environment itself steps a batch of `parallel_actors`).
-        async_env_mp_context: "fork", "spawn" or "forkserver"; None chooses.
-        exploration_wrapper_type: wrapped around each training environment; None explores by sampling alone.
-        sample_actions_train, sample_actions_val: draw actions from the policy, or take its mode.
-        force_reset_train_envs_every: epochs after which training environments are reset, done or not. They are
-            also reset after each checkpoint, which is what makes a resumed run repeat exactly.
-        log_to_wandb: also log to Weights and Biases, besides `metrics.jsonl` in the run's folder.
-        wandb_project, wandb_entity: None reads AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
-        wandb_group_name: group of the run on wandb.
-        verbose: print what is built and how it goes.
-        log_interval: batches between logs of update metrics.
-        traj_save_len: steps after which a trajectory is written though its episode goes on.
-        has_dset_edit_rights: this process may delete and move files of the dataset.
-        stagger_traj_file_lengths: draw each limit from `traj_save_len` ± `max_seq_len`.
-        save_trajs_as: "npz", "npz-compressed" or "traj" (safetensors).
-        padded_sampling: "none", "both", "left" or "right": whether training windows may overhang a trajectory.
-        dloader_workers: processes that read training data; 0 reads in this one. No more are started than there
-            are cores to run them, and the batches are the same for any number. They take shared memory for up
-            to ten batches each; without room for it batches go through pipes, with a warning.
-        epochs: epochs of `learn()`; may be infinite.
-        start_learning_at_epoch, start_collecting_at_epoch: first epoch with updates, with rollouts; infinite
-            for never.
-        train_timesteps_per_epoch: steps per actor and epoch.
-        train_batches_per_epoch: batches per epoch.
-        val_interval, ckpt_interval: epochs between validations, checkpoints; epoch 0 has both; None for never.
-        always_save_latest: write `ckpts/latest/policy.pt` after every epoch.
-        always_load_latest: read it before every epoch.
-        batch_size: sequences per batch and process.
-        batches_per_update: batches whose gradients are accumulated for one optimizer step.
-        learning_rate: of AdamW, after the warm-up.
-        lr_warmup_steps: updates over which the rate rises from 0.
-        grad_clip: largest norm of the gradient.
-        l2_coeff: weight decay of AdamW.
+        run_name: Name of the run: the name of its folder, and of the run on Weights & Biases.
+        ckpt_base_dir: Parent of the run's folder. Defaults to `{dset_root}/{dset_name}`.
+        max_seq_len: Length of training sequences and context length of the policy, in transitions.
+        dataset: Replay buffer or offline dataset. Defaults to a `DiskTrajDataset` created from `dset_root`,
+            `dset_name` and `dset_max_size`.
+        tstep_encoder_type: Class of the timestep encoder. This and the next two may be a class, a
+            `functools.partial` of one, or any callable that takes the same arguments.
+        traj_encoder_type: Class of the trajectory encoder.
+        agent_type: Class of the agent.
+        val_timesteps_per_epoch: Timesteps per actor of a validation; at least the length of one episode.
+        make_train_env: Function that creates a training environment (an AMAGOEnv), called once per actor, or a
+            list with one function per actor.
+        make_val_env: The same for validation environments.
+        parallel_actors: Number of parallel environments per process.
+        env_mode: "async" steps the environments in worker processes, "sync" in this process;
+            "already_vectorized" takes one environment that steps a batch of `parallel_actors` itself.
+        async_env_mp_context: Start method of environment workers: "fork", "spawn" or "forkserver". Defaults to
+            "fork" where the platform has it.
+        exploration_wrapper_type: Exploration wrapper of training environments. None explores only by sampling
+            from the policy.
+        sample_actions_train: Sample training actions from the policy; False takes its mode.
+        sample_actions_val: The same for evaluation.
+        force_reset_train_envs_every: Reset the training environments every so many epochs, even in the middle of
+            an episode. Never if None. They are also reset after each checkpoint, so that a resumed run is
+            identical to an uninterrupted one.
+        log_to_wandb: Log to Weights & Biases, in addition to `metrics.jsonl` in the run's folder.
+        wandb_project: Project on Weights & Biases. Defaults to the environment variable AMAGO_WANDB_PROJECT.
+        wandb_entity: User or team on Weights & Biases. Defaults to AMAGO_WANDB_ENTITY.
+        wandb_group_name: Group of the run on Weights & Biases.
+        verbose: Print the configuration at the start and a line per epoch.
+        log_interval: Log update metrics every so many batches.
+        traj_save_len: Maximum length of a trajectory file, in transitions. Longer episodes are split.
+        has_dset_edit_rights: Allow this process to delete and move files of the dataset.
+        stagger_traj_file_lengths: Draw each file's maximum length uniformly from `traj_save_len` ± `max_seq_len`.
+        save_trajs_as: File format of trajectories: "npz", "npz-compressed" or "traj" (safetensors).
+        padded_sampling: Allow training sequences to extend past the start ("left"), the end ("right"), both ends
+            ("both") or neither end ("none") of a trajectory.
+        dloader_workers: Number of processes that load training batches; 0 loads in this process. At most one is
+            started per CPU core. Batches do not depend on the number.
+        epochs: Number of epochs of `learn()`; may be infinite.
+        start_learning_at_epoch: First epoch with gradient updates; infinite for never.
+        start_collecting_at_epoch: First epoch with data collection; infinite for never.
+        train_timesteps_per_epoch: Timesteps collected per actor and epoch.
+        train_batches_per_epoch: Training batches per epoch.
+        val_interval: Validate every so many epochs, including epoch 0. Never if None.
+        ckpt_interval: Save a checkpoint every so many epochs, including epoch 0, and after the last. Never if
+            None.
+        always_save_latest: Write `ckpts/latest/policy.pt` after every epoch.
+        always_load_latest: Load `ckpts/latest/policy.pt` before every epoch.
+        batch_size: Sequences per batch and process.
+        batches_per_update: Number of batches whose gradients are accumulated for one optimizer step.
+        learning_rate: Learning rate of AdamW after the warm-up.
+        lr_warmup_steps: Number of updates over which the learning rate rises linearly from 0.
+        grad_clip: Maximum norm of the gradient.
+        l2_coeff: Weight decay of AdamW.
         mixed_precision: "no" or "bf16".
-        seed: fixes every random number; None draws one.
-        resume: `start()` continues from the run's last checkpoint.
-        compile: compile the agent's loss; "auto" does on CUDA.
-        envs_per_worker: environments in one worker process of env_mode "async"; None chooses.
-        env_timeout: seconds that a worker process may take to make, reset or step its environments before that is
-            an error; None waits forever.
-        double_buffer: act for one half of the actors while the environments of the other half step, in training
-            and evaluation; without effect unless env_mode is "async" with two or more worker processes. None tries
-            both ways and keeps the quicker one; with a `seed` it means False, as what is drawn would depend on how
-            long things take.
-        callbacks: watchers, see `amago.experiment.callbacks`.
-        dset_root, dset_name, dset_max_size: the DiskTrajDataset to make if no dataset is given.
-        data_timeout: seconds that a process which collects nothing waits for its dataset to become ready.
-        max_nonfinite_updates: non-finite updates in a row, each skipped, after which the run stops.
-        keep_checkpoints: how many training states to keep, the newest; None keeps all.
-        env_description: what to note about the environment in `run.json`, so that others can build it again.
+        seed: Seed of all random number generators of the run. Drawn if None.
+        resume: Let `start()` continue from the run's last checkpoint.
+        compile: Compile the agent's loss with `torch.compile`; "auto" does so on CUDA.
+        envs_per_worker: Environments per worker process. Defaults to an even distribution over the CPU cores.
+        env_timeout: Seconds within which a worker process must create, reset or step its environments. No limit
+            if None.
+        double_buffer: Split the actors into two halves and compute the actions of one half while the
+            environments of the other half step, during data collection. Needs `env_mode="async"`.
+        callbacks: List of `amago.experiment.Callback` objects.
+        dset_root: Parent folder of the DiskTrajDataset that is created if `dataset` is None.
+        dset_name: Name of that dataset.
+        dset_max_size: Maximum number of trajectory files in that dataset. Defaults to 20,000.
+        data_timeout: Seconds that a run which does not collect waits for its dataset to become ready.
+        max_nonfinite_updates: Number of consecutive updates with a non-finite loss or gradient, each of which is
+            skipped, after which the run stops with a NonFiniteUpdateError.
+        keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
+        env_description: JSON-serializable description of the environment for `run.json`.
     """
 
     run_name: str
     ckpt_base_dir: str | os.PathLike[str] | None = None
     max_seq_len: int = REQUIRED
     dataset: RLDataset | None = None
-    tstep_encoder_type: type[TstepEncoder] = REQUIRED
-    traj_encoder_type: type[TrajEncoder] = REQUIRED
-    agent_type: type[BaseAgent] = REQUIRED
+    tstep_encoder_type: Callable[..., TstepEncoder] = REQUIRED
+    traj_encoder_type: Callable[..., TrajEncoder] = REQUIRED
+    agent_type: Callable[..., BaseAgent] = REQUIRED
     val_timesteps_per_epoch: int = REQUIRED
     make_train_env: EnvMaker | Sequence[EnvMaker] = REQUIRED
     make_val_env: EnvMaker | Sequence[EnvMaker] = REQUIRED
     parallel_actors: int = 12
     env_mode: str = "async"
     async_env_mp_context: str | None = None
-    exploration_wrapper_type: type[ExplorationWrapper] | None = EpsilonGreedy
+    exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
     sample_actions_train: bool = True
     sample_actions_val: bool = True
     force_reset_train_envs_every: int | None = None
@@ -166,7 +180,7 @@ class ExperimentArguments:
     compile: bool | str = "auto"
     envs_per_worker: int | None = None
     env_timeout: float | None = 600.0
-    double_buffer: bool | None = None
+    double_buffer: bool = False
     callbacks: Sequence[Callback] = ()
     dset_root: str | os.PathLike[str] | None = None
     dset_name: str | None = None
@@ -177,14 +191,12 @@ class ExperimentArguments:
     env_description: Mapping[str, Any] | None = None
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
-        """Answers an unknown argument with the nearest one."""
+        """Rejects unknown arguments with the nearest valid name."""
         known = inspect.signature(cls.__init__).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
             for name in arguments:
                 if name not in known:
-                    near = difflib.get_close_matches(name, known, n=1)
-                    hint = f": did you mean {near[0]!r}?" if near else ""
-                    raise TypeError(f"{cls.__name__} has no argument {name!r}{hint}")
+                    raise TypeError(f"{cls.__name__} has no argument {name!r}.{did_you_mean(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -198,31 +210,47 @@ class ExperimentArguments:
         elif self.dset_root is not None and self.dset_name is not None:
             base = Path(self.dset_root) / self.dset_name
         else:
-            raise ValueError("ckpt_base_dir is None: name the folder in which checkpoints are kept")
+            raise ValueError("ckpt_base_dir is None: set the folder in which the run's folder is created")
         return base.expanduser() / self.run_name
 
+    @property
+    def collects(self) -> bool:
+        """Whether any epoch of the run collects training data."""
+        return self.train_timesteps_per_epoch > 0 and self.start_collecting_at_epoch < self.epochs
+
+    def env_makers(self, makers: EnvMaker | Sequence[EnvMaker]) -> list[EnvMaker]:
+        """One function per environment: a single function is repeated, a list is returned as it is."""
+        return [makers] * self._num_makers if callable(makers) else list(makers)
+
+    @property
+    def _num_makers(self) -> int:
+        return 1 if self.env_mode == "already_vectorized" else self.parallel_actors
+
     def validate(self) -> None:
-        """Checks every argument.
+        """Checks types and ranges of all arguments.
 
         Raises:
-            ValueError, TypeError: names the argument, its value and what it may be.
+            ValueError, TypeError: names the argument, its value and the accepted values.
         """
         missing = [field.name for field in fields(self) if getattr(self, field.name) is REQUIRED]
         if missing:
-            raise TypeError(f"{type(self).__name__} needs the arguments {', '.join(missing)}")
-        self._validate_names_and_places()
+            raise TypeError(f"{type(self).__name__} is missing the arguments {', '.join(missing)}")
+        self._validate_folders_and_dataset()
         self._validate_choices()
         self._validate_numbers()
-        self._validate_environments()
+        self._validate_types()
+        self._validate_env_makers()
 
-    def _validate_names_and_places(self) -> None:
+    def _validate_folders_and_dataset(self) -> None:
         if not isinstance(self.run_name, str) or not self.run_name or self.run_name in (".", ".."):
-            raise ValueError(f"run_name is {self.run_name!r}, must be a text that can name a folder")
+            raise ValueError(
+                f"run_name is {self.run_name!r}, must be a non-empty string that can name a folder"
+            )
         if set(self.run_name) & set("/\\\0"):
-            raise ValueError(f"run_name is {self.run_name!r}: it names one folder, so it has no slashes")
+            raise ValueError(f"run_name is {self.run_name!r}, must not contain slashes")
         if self.dataset is None and (self.dset_root is None or self.dset_name is None):
             raise ValueError(
-                "dataset is None: give a dataset, e.g. dataset=DiskTrajDataset(dset_root=..., dset_name=..., "
+                "dataset is None: pass a dataset, e.g. dataset=DiskTrajDataset(dset_root=..., dset_name=..., "
                 "dset_max_size=...), or dset_root and dset_name"
             )
         if self.dataset is not None and not hasattr(self.dataset, "sample_random_trajectory"):
@@ -231,51 +259,25 @@ class ExperimentArguments:
         if self.dataset is not None and ignored:
             given = ", ".join(f"{name}={getattr(self, name)!r}" for name in ignored)
             raise ValueError(
-                f"dataset is given, and so is {given}, which would be ignored: give one or the other. The folder "
-                "of the run is ckpt_base_dir."
+                f"dataset and {given} are both given: pass one or the other. The parent of the run's folder is "
+                "ckpt_base_dir."
             )
         _ = self.run_dir
 
     def _validate_choices(self) -> None:
-        _check_choice("env_mode", self.env_mode, ENV_MODES)
-        _check_choice("save_trajs_as", self.save_trajs_as, SAVE_FORMATS)
-        _check_choice("padded_sampling", self.padded_sampling, SAMPLING)
-        _check_choice("mixed_precision", self.mixed_precision, PRECISIONS)
-        if self.async_env_mp_context is not None:
-            _check_choice("async_env_mp_context", self.async_env_mp_context, MP_CONTEXTS)
+        for name, options in CHOICES.items():
+            value = getattr(self, name)
+            if value not in options and not (value is None and name == "async_env_mp_context"):
+                listed = ", ".join(map(repr, options))
+                raise ValueError(
+                    f"{name} is {value!r}, must be one of {listed}.{did_you_mean(value, options)}"
+                )
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile is {self.compile!r}, must be True, False or 'auto'")
-        if not isinstance(self.double_buffer, bool | None):
-            raise TypeError(f"double_buffer is {self.double_buffer!r}, must be True, False or None")
-        self._validate_types()
-        if not isinstance(self.callbacks, Sequence) or not all(
-            isinstance(callback, Callback) for callback in self.callbacks
-        ):
-            raise TypeError(
-                f"callbacks is {self.callbacks!r}, must be a list of amago.experiment.Callback instances: "
-                "subclass it and override what to watch"
-            )
-
-    def _validate_types(self) -> None:
-        """Each part must be a class of its kind: a swapped one would fail over arguments that nobody wrote."""
-        from amago.agent import BaseAgent
-        from amago.nets.traj_encoders import TrajEncoder
-        from amago.nets.tstep_encoders import TstepEncoder
-
-        kinds: dict[str, type] = {
-            "tstep_encoder_type": TstepEncoder,
-            "traj_encoder_type": TrajEncoder,
-            "agent_type": BaseAgent,
-        }
-        if self.exploration_wrapper_type is not None:
-            kinds["exploration_wrapper_type"] = ExplorationWrapper
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            if not isinstance(value, type) or not issubclass(value, kind):
-                raise TypeError(
-                    f"{name} is {value!r}, must be a subclass of {kind.__module__}.{kind.__name__}, itself and "
-                    "not an instance: start() builds it"
-                )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
+                raise TypeError(f"{field.name} is {value!r}, must be True or False")
 
     def _validate_numbers(self) -> None:
         for name in (
@@ -311,62 +313,83 @@ class ExperimentArguments:
                 )
         if self.seed is not None:
             _check_integer("seed", self.seed, least=0)
-        _check_number("learning_rate", self.learning_rate)
+        _check_number("learning_rate", self.learning_rate, infinite=False)
         _check_number("grad_clip", self.grad_clip)
-        _check_number("l2_coeff", self.l2_coeff, zero=True)
+        _check_number("l2_coeff", self.l2_coeff, zero=True, infinite=False)
         _check_number("data_timeout", self.data_timeout, zero=True)
         if self.env_timeout is not None:
             _check_number("env_timeout", self.env_timeout)
         _check_number("traj_save_len", self.traj_save_len)
         if self.traj_save_len < self.max_seq_len:
             raise ValueError(
-                f"traj_save_len is {self.traj_save_len!r}, less than max_seq_len ({self.max_seq_len}): training "
-                f"could never see a whole sequence. Make it at least {self.max_seq_len}."
+                f"traj_save_len is {self.traj_save_len!r}, less than max_seq_len ({self.max_seq_len}): no file "
+                f"could hold a full training sequence. Set it to at least {self.max_seq_len}."
+            )
+        if self.double_buffer and (self.env_mode != "async" or self.parallel_actors < 2):
+            raise ValueError(
+                "double_buffer is True, which needs env_mode='async' and at least 2 parallel_actors, not "
+                f"env_mode={self.env_mode!r} and {self.parallel_actors!r}"
             )
 
-    def _validate_environments(self) -> None:
-        wanted = 1 if self.env_mode == "already_vectorized" else self.parallel_actors
+    def _validate_types(self) -> None:
+        from amago.agent import BaseAgent
+        from amago.nets.traj_encoders import TrajEncoder
+        from amago.nets.tstep_encoders import TstepEncoder
+
+        _check_factory("tstep_encoder_type", self.tstep_encoder_type, TstepEncoder)
+        _check_factory("traj_encoder_type", self.traj_encoder_type, TrajEncoder)
+        _check_factory("agent_type", self.agent_type, BaseAgent)
+        if self.exploration_wrapper_type is not None:
+            _check_factory("exploration_wrapper_type", self.exploration_wrapper_type, ExplorationWrapper)
+        if not isinstance(self.callbacks, Sequence) or not all(
+            isinstance(callback, Callback) for callback in self.callbacks
+        ):
+            raise TypeError(
+                f"callbacks is {self.callbacks!r}, must be a list of instances of amago.experiment.Callback"
+            )
+
+    def _validate_env_makers(self) -> None:
         for name in ("make_train_env", "make_val_env"):
             makers = getattr(self, name)
             if callable(makers):
                 continue
             if not isinstance(makers, Sequence) or not all(callable(maker) for maker in makers):
                 raise TypeError(
-                    f"{name} is {makers!r}, must be a function that returns an AMAGOEnv or a list of them"
+                    f"{name} is {makers!r}, must be a function that returns an AMAGOEnv, or a list of them"
                 )
-            if len(makers) != wanted:
+            if len(makers) != self._num_makers:
                 raise ValueError(
-                    f"{name} is a list of {len(makers)}, must have {wanted}: one function per actor "
+                    f"{name} is a list of {len(makers)} functions, must have {self._num_makers}: one per actor "
                     f"(parallel_actors={self.parallel_actors}, env_mode={self.env_mode!r})"
                 )
 
-    def env_makers(self, makers: EnvMaker | Sequence[EnvMaker]) -> list[EnvMaker]:
-        """One function per environment: a single one repeated, a list as it is."""
-        wanted = 1 if self.env_mode == "already_vectorized" else self.parallel_actors
-        return [makers] * wanted if callable(makers) else list(makers)
-
-
-def _check_choice(name: str, value: object, options: Sequence[str]) -> None:
-    if value in options:
-        return
-    near = difflib.get_close_matches(str(value), options, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"{name} is {value!r}: {hint}must be one of {', '.join(map(repr, options))}")
-
 
 def _check_integer(name: str, value: Any, *, least: int, infinite: bool = False) -> None:
-    what = f"an integer of at least {least}" + (", or infinite" if infinite else "")
+    expected = f"an integer of at least {least}" + (", or infinite" if infinite else "")
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__index__")):
-        raise TypeError(f"{name} is {value!r}, must be {what}")
+        raise TypeError(f"{name} is {value!r}, must be {expected}")
     if isinstance(value, float) and math.isinf(value) and value > 0 and infinite:
         return
-    if value != value or value in (math.inf, -math.inf) or int(value) != value or value < least:
-        raise ValueError(f"{name} is {value!r}, must be {what}")
+    if not math.isfinite(value) or int(value) != value or value < least:
+        raise ValueError(f"{name} is {value!r}, must be {expected}")
 
 
-def _check_number(name: str, value: Any, *, zero: bool = False) -> None:
-    what = "a number of at least 0" if zero else "a number above 0"
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is {value!r}, must be {what}")
-    if not (value >= 0 if zero else value > 0):
-        raise ValueError(f"{name} is {value!r}, must be {what}")
+def _check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = True) -> None:
+    expected = ("a number of at least 0" if zero else "a number above 0") + ("" if infinite else ", finite")
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is {value!r}, must be {expected}")
+    if not (value >= 0 if zero else value > 0) or (math.isinf(value) and not infinite):
+        raise ValueError(f"{name} is {value!r}, must be {expected}")
+
+
+def _check_factory(name: str, value: Any, base: type) -> None:
+    """Checks that `value` creates instances of `base`: a subclass, a partial of one, or another callable."""
+    target = value
+    while isinstance(target, functools.partial):
+        target = target.func
+    is_valid = issubclass(target, base) if isinstance(target, type) else callable(target)
+    if not is_valid or isinstance(target, base):
+        raise TypeError(
+            f"{name} is {value!r}, must be a subclass of {base.__module__}.{base.__name__} (not an instance), a "
+            "functools.partial of one, or a function that returns an instance"
+        )

@@ -1,9 +1,8 @@
-"""Experiment: the one entry point of a training run.
+"""Experiment: a training run, from its arguments to its checkpoints.
 
-It wires parts that each stand alone: rollouts (`rollout.py`), updates (`learner.py`), evaluation
-(`evaluate.py`), checkpoints (`checkpoint.py`), schedules (`schedule.py`), random streams (`randomness.py`) and
-the description of the run (`run_file.py`). The class comes in layers: its arguments (`config.py`), its parts
-(`parts.py`), how it is saved (`checkpointing.py`) and measured (`evaluating.py`), and here how it trains.
+Experiment is composed of objects that can be used without it: `Collector`, `Learner`, `Evaluator`, `Checkpointer`,
+`MetricLogger` and `BatchLoader`. It creates them in its `init_*` methods and calls them in `learn`. Subclasses may
+override any public method.
 """
 
 from __future__ import annotations
@@ -11,84 +10,259 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import gin
+import torch
+from torch.optim import Optimizer
 
-from amago.agent import Batch
+from amago.agent import BaseAgent, Batch
 from amago.distributed.accelerate import Processes, make_accelerator
-from amago.envs.metrics import EpisodeStats
-from amago.envs.vector.processes import available_cores
-from amago.experiment.checkpoint import CheckpointFolder
-from amago.experiment.evaluating import EvaluatedExperiment
-from amago.experiment.interrupts import interrupts_held_off
-from amago.experiment.randomness import RandomStreams
-from amago.experiment.rollout import Rollout
+from amago.envs.env_utils import available_cores
+from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
+from amago.envs.vector import SplitVectorEnv, VectorEnv, make_split_vector_env, make_vector_env
+from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
+from amago.experiment.checkpointer import (
+    Checkpointer,
+    TrainingState,
+    load_policy,
+    load_training_state,
+    read_state,
+)
+from amago.experiment.collector import Collector, make_recorder, make_training_recorder
+from amago.experiment.config import ExperimentConfig
+from amago.experiment.evaluator import (
+    Evaluator,
+    histories_from_stats,
+    require_same_spaces,
+    stats_from_histories,
+)
+from amago.experiment.learner import Learner, make_adamw
+from amago.experiment.random_streams import RandomStreams
 from amago.experiment.run_file import write_config_text, write_run
-from amago.experiment.schedule import is_due
-from amago.loading.batches import BatchLoader
-from amago.utils import count_params
+from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
+from amago.experiment.schedule import WarmupSchedule, is_due
+from amago.loading import BatchLoader, DiskTrajDataset
+from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
+from amago.utils import amago_warning, gin_as_wandb_config
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from amago.envs import AMAGOEnv
+
+DEFAULT_BUFFER_SIZE = 20_000
 _POLL_SECONDS = 1.0
 
 
 @gin.configurable(module="amago.experiment")
-class Experiment(EvaluatedExperiment):
-    """Trains an agent: collects with it, updates it on what was collected, evaluates it, epoch by epoch.
+class Experiment(ExperimentConfig):
+    """Trains an agent: in each epoch it evaluates, collects data, updates the agent and saves.
 
-    The constructor only checks its arguments, which remain attributes that can be edited until `start()`
-    builds everything. `learn()` then runs the epochs. See `ExperimentArguments` for the arguments.
+    The constructor only checks its arguments, which are documented in `ExperimentConfig` and may be edited as
+    attributes until `start()` creates everything. `learn()` then runs the epochs.
 
     Attributes:
-        counters: epochs, environment steps and gradient steps so far.
+        policy: The agent.
+        policy_aclr: The agent, wrapped for data-parallel training if there are several processes.
+        optimizer: The optimizer.
+        train_envs: The training environments; None if the run never collects.
+        val_envs: The validation environments.
+        observation_space, rl2_space, action_space: Spaces of one actor; rl2s are previous reward and action.
+        train_dloader: The loader of training batches.
+        counters: Progress of the run.
+        processes: The data-parallel processes.
+        started: Whether `start()` has been called.
     """
 
+    policy: BaseAgent
+    policy_aclr: torch.nn.Module
+    optimizer: Optimizer
+    train_envs: VectorEnv | SplitVectorEnv | None
+    val_envs: VectorEnv
+    train_dloader: BatchLoader
+    processes: Processes
+    learner: Learner
+    evaluator: Evaluator
+    collector: Collector | None
+    checkpointer: Checkpointer
+    streams: RandomStreams
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.counters = Counters()
+        self.started = False
+        self.metric_logger = MetricLogger()
+        self._printer = ProgressPrinter()
+        self._closing = contextlib.ExitStack()
+        self._batches_seen = 0
+        self._env_steps_before_resume: dict[str, int] = {}
+        self._wandb_run_id: str | None = None
+
     def start(self) -> None:
-        """Checks the arguments and builds environments, agent, optimizer, dataset and trackers.
+        """Creates dataset, loader, environments, agent, optimizer, checkpoints and loggers.
 
         Raises:
-            ValueError, TypeError: an argument, as edited since construction, is not valid.
-            RuntimeError: the experiment is started already.
+            ValueError, TypeError: an argument is invalid.
+            RuntimeError: the experiment was already started.
             FileNotFoundError: `resume` is set and there is no checkpoint.
         """
         if self.started:
-            raise RuntimeError(f"the experiment {self.run_name!r} is started already")
+            raise RuntimeError(f"the experiment {self.run_name!r} is already started")
         self.validate()
         self.processes = Processes(make_accelerator())
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
-        self._checkpoints = CheckpointFolder(self.run_dir, self.run_name)
-        resumed = self._find_training_state() if self.resume else None
-        seed = self._choose_seed(resumed)
-        self._streams = RandomStreams(self.processes.share(seed), self.processes.rank, self.DEVICE)
-        self.init_dsets()
-        self.init_envs()
-        self.init_model()
-        if resumed is not None:
-            self._restore(resumed, is_resume=True)
-        self.init_logger(None if resumed is None else resumed.state.get("wandb_run_id"))
-        self.started = True
-        if self.processes.is_main and self._describes_run():
-            write_run(self, seed=self._streams.seed, specs=self._spaces.as_json())
+        resumed = Checkpointer(self.run_dir, self.run_name).last_training_state() if self.resume else None
+        seed = self.processes.share(self._choose_seed(resumed))
+        self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
+        try:
+            self.init_dsets()
+            self.init_dloaders()
+            self.init_envs()
+            self.init_model()
+            self.init_checkpoints()
+            self.started = True
+            if resumed is not None:
+                self.load_checkpoint_from_path(resumed)
+            self.init_logger()
+        except BaseException:
+            self.close()
+            self.started = False
+            raise
+        if self.processes.is_main and self._saves_policy():
+            write_run(self, seed=self.streams.seed, env=self)
             write_config_text(self)
-        self._say(self._summary())
         self._notify("on_start")
 
-    def learn(self) -> None:
-        """Runs the epochs that are left.
+    def init_dsets(self) -> None:
+        """Creates the dataset if none was given, and configures it."""
+        if self.dataset is None:
+            assert self.dset_root is not None
+            assert self.dset_name is not None
+            self.dataset = DiskTrajDataset(
+                dset_root=Path(self.dset_root).expanduser(),
+                dset_name=self.dset_name,
+                dset_max_size=self.dset_max_size or DEFAULT_BUFFER_SIZE,
+            )
+        self.dataset.configure_from_experiment(self)
 
-        In each: read the latest policy, evaluate, collect, let the dataset clean up, update, save; each part as
-        its interval or starting epoch says. A last checkpoint follows the last epoch.
+    def init_dloaders(self) -> None:
+        """Creates the loader of training batches; its worker processes start with the first epoch of learning."""
+        assert self.dataset is not None
+        self.train_dloader = BatchLoader(
+            self.dataset,
+            batch_size=self.batch_size,
+            batches_per_epoch=self.train_batches_per_epoch,
+            workers=min(self.dloader_workers, available_cores()),
+            device=self.DEVICE,
+            seed=self.streams.seed,
+            rank=self.processes.rank,
+        )
+        self._closing.callback(self.train_dloader.close)
+
+    def init_envs(self) -> None:
+        """Creates the validation environments and, if the run ever collects, the training environments.
+
+        All worker processes are forked here, before any thread is started.
+        """
+        self.val_envs = self._make_eval_envs(self.make_val_env)
+        self._closing.callback(self.val_envs.close)
+        self.train_envs = None
+        if self.collects:
+            self.train_envs = self._make_train_envs()
+            self._closing.callback(self.train_envs.close)
+            require_same_spaces(self.train_envs, self.val_envs)
+        envs = self.val_envs if self.train_envs is None else self.train_envs
+        self.observation_space: Any = envs.observation_space
+        self.rl2_space: Any = envs.rl2_space
+        self.action_space: Any = envs.action_space
+
+    def init_model(self) -> None:
+        """Creates the agent, its optimizer, and the learner, evaluator and collector that use it."""
+        with self.streams.initializing():
+            agent = self.agent_type(
+                obs_space=self.observation_space,
+                rl2_space=self.rl2_space,
+                action_space=self.action_space,
+                max_seq_len=self.max_seq_len,
+                tstep_encoder_type=self.tstep_encoder_type,
+                traj_encoder_type=self.traj_encoder_type,
+            )
+        self.policy = agent.to(self.DEVICE)
+        self.optimizer = self.init_optimizer(self.policy)
+        self.learner = Learner(
+            self.policy,
+            self.optimizer,
+            self.processes,
+            lr_warmup_steps=self.lr_warmup_steps,
+            grad_clip=self.grad_clip,
+            batches_per_update=self.batches_per_update,
+            autocast=self._autocast,
+            compile_loss=self.DEVICE.type == "cuda" if self.compile == "auto" else bool(self.compile),
+            max_nonfinite=self.max_nonfinite_updates,
+            bad_batch_dir=self.run_dir / "nonfinite",
+        )
+        self.policy_aclr = self.learner.model
+        self.evaluator = Evaluator(self.policy, self.streams, device=self.DEVICE, autocast=self._autocast)
+        self.collector = None
+        if self.train_envs is not None:
+            self.collector = Collector(
+                self.policy,
+                self.train_envs,
+                make_training_recorder(self, self.train_envs, self.streams, self.processes),
+                self.streams,
+                device=self.DEVICE,
+                autocast=self._autocast,
+            )
+            self._closing.callback(self.collector.close)
+
+    def init_optimizer(self, policy: BaseAgent) -> Optimizer:
+        """Creates the optimizer: AdamW over the trainable parameters of `policy`."""
+        return make_adamw(policy.trainable_params, self.learning_rate, self.l2_coeff, self.DEVICE)
+
+    def init_checkpoints(self) -> None:
+        """Creates the checkpointer of the run's folder."""
+        self.checkpointer = Checkpointer(self.run_dir, self.run_name, self.keep_checkpoints)
+        if self.processes.is_main and self._saves_policy():
+            self.checkpointer.remove_unfinished()
+
+    def init_logger(self) -> None:
+        """Opens `metrics.jsonl` and, with `log_to_wandb`, a run on Weights & Biases; in the main process only."""
+        if not self.processes.is_main:
+            return
+        trackers: list[Tracker] = [JsonlTracker(self.run_dir / "metrics.jsonl")]
+        self.metric_logger = MetricLogger(trackers)
+        self._closing.callback(self.metric_logger.close)
+        if self.log_to_wandb:
+            self.metric_logger.trackers.append(
+                WandbTracker(
+                    project=self.wandb_project,
+                    entity=self.wandb_entity,
+                    group=self.wandb_group_name,
+                    name=self.run_name,
+                    config=gin_as_wandb_config(),
+                    log_dir=self.run_dir / "wandb_logs",
+                    run_id=self._wandb_run_id,
+                )
+            )
+
+    def learn(self) -> None:
+        """Runs the remaining epochs.
+
+        Each epoch loads the latest policy, evaluates, collects, lets the dataset delete old data, updates and
+        saves; each part as its interval or starting epoch says. A checkpoint is also saved after the last epoch.
 
         Raises:
-            RuntimeError: `start()` was not called, or the dataset stayed empty for `data_timeout` seconds.
-            NonFiniteUpdateError: too many updates in a row were not finite.
+            RuntimeError: `start()` was not called, or the dataset was not ready within `data_timeout` seconds.
+            NonFiniteUpdateError: too many consecutive updates were not finite.
         """
         self._require_started("learn()")
-        while self.counters.epoch < self.epochs:
-            epoch = self.counters.epoch
+        while self.epoch < self.epochs:
+            epoch = self.epoch
             self._notify("on_epoch_start", epoch)
-            began = time.perf_counter()
             if self.always_load_latest:
                 self.read_latest_policy()
             if is_due(epoch, self.val_interval):
@@ -98,38 +272,361 @@ class Experiment(EvaluatedExperiment):
             self._end_collection()
             if epoch >= self.start_learning_at_epoch and self._wait_until_ready():
                 self._learn_epoch(epoch)
-            last = epoch + 1 >= self.epochs
-            if is_due(epoch, self.ckpt_interval) or (last and self.ckpt_interval is not None):
+            is_last = epoch + 1 >= self.epochs
+            if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
                 self.save_checkpoint()
             if self.always_save_latest:
                 self.write_latest_policy()
-            self._say(f"epoch {epoch}: {time.perf_counter() - began:.1f} s, {self._progress_text()}")
             self._notify("on_epoch_end", epoch)
             self.counters.epoch += 1
         self._notify("on_end")
 
     def collect_new_training_data(self) -> None:
-        """Runs the training environments for `train_timesteps_per_epoch` steps per actor."""
+        """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
         self._require_started("collect_new_training_data()")
-        rollout, epoch = self._train_rollout, self.counters.epoch
-        if rollout is None:
-            raise RuntimeError("this experiment was started as one that never collects")
-        forced = epoch > 0 and is_due(epoch, self.force_reset_train_envs_every)
-        if not rollout.started or self._reset_due or forced:
-            rollout.reset(seed=self._streams.env_seed(epoch))
-            self._reset_due = False
-        rollout.stats = EpisodeStats()
-        steps = self.train_timesteps_per_epoch
-        self._notify("on_rollout_start", "train", steps * self.parallel_actors * self.processes.count)
-        with self._streams.acting(epoch):
-            rollout.run(timesteps=steps, sample=self.sample_actions_train, progress=self._progress("train"))
-        if self._recorder is not None:
-            self._recorder.flush()
-        self._count_steps_by_name(rollout)
-        self._report("train", rollout.stats)
+        if self.collector is None or self.train_envs is None:
+            raise RuntimeError(
+                "there are no training environments, since this run was started not to collect"
+            )
+        if self.epoch > 0 and is_due(self.epoch, self.force_reset_train_envs_every):
+            self.collector.reset_due = True
+        _, stats = self.interact(
+            self.train_envs,
+            self.train_timesteps_per_epoch,
+            save_on_done=True,
+            sample=self.sample_actions_train,
+        )
+        totals = dict(self._env_steps_before_resume)
+        for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
+            for name, steps in steps_by_name.items():
+                totals[name] = totals.get(name, 0) + steps
+        self.counters.env_steps_by_name = totals
+        self._report("train", stats)
+
+    def evaluate_val(self) -> dict[str, float]:
+        """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
+        self._require_started("evaluate_val()")
+        _, stats = self.interact(self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val)
+        return self._report("val", stats)
+
+    def evaluate_test(
+        self,
+        make_test_env: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]],
+        timesteps: int | None = None,
+        render: bool = False,
+        save_trajs_to: str | Path | None = None,
+        episodes: int | None = None,
+    ) -> dict[str, float]:
+        """Evaluates in new environments, without exploration, and logs under `test/`.
+
+        Args:
+            make_test_env: Function that creates an environment, or a list with one function per actor.
+            timesteps: Maximum timesteps per actor. If None there is no limit with `episodes`, and
+                `val_timesteps_per_epoch` without.
+            render: Render after every step.
+            save_trajs_to: Folder for the episodes that finish, in the format of `save_trajs_as`.
+            episodes: Number of episodes to count, divided evenly among the actors.
+
+        Returns:
+            The metrics by name; empty, with a warning, if no episode finished.
+
+        Raises:
+            ValueError: a count below 1, or environments with other spaces than the agent's.
+        """
+        self._require_started("evaluate_test()")
+        for name, count in (("timesteps", timesteps), ("episodes", episodes)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} is {count}, must be at least 1, or None")
+        if timesteps is None and episodes is None:
+            timesteps = self.val_timesteps_per_epoch
+        if episodes is not None:
+            episodes = math.ceil(episodes / self.processes.count)
+        saving: dict[str, Any] = {} if save_trajs_to is None else {"save_trajs_to": save_trajs_to}
+        envs = self._make_eval_envs(make_test_env)
+        try:
+            require_same_spaces(self, envs)
+            _, stats = self.interact(
+                envs,
+                timesteps,
+                render=render,
+                episodes=episodes,
+                sample=self.sample_actions_val,
+                **saving,
+            )
+        finally:
+            envs.close()
+        metrics = self._report("test", stats)
+        if not metrics:
+            amago_warning(
+                f"no episode finished within {timesteps} timesteps per actor, so there are no metrics: pass more "
+                "timesteps to evaluate_test, or a number of episodes and no limit",
+                stacklevel=3,
+            )
+        return metrics
+
+    def interact(
+        self,
+        envs: VectorEnv | SplitVectorEnv,
+        timesteps: int | None,
+        hidden_state: Any = None,
+        render: bool = False,
+        save_on_done: bool = False,
+        episodes: int | None = None,
+        sample: bool = True,
+        save_trajs_to: str | Path | None = None,
+    ) -> tuple[Any, EpisodeStats]:
+        """Runs the policy in a vector environment; collection and evaluation go through this method.
+
+        The training environments continue their episodes and always save their trajectories. All others are reset
+        first and start with a blank hidden state.
+
+        Args:
+            envs: `train_envs`, `val_envs` or any other vector environment, see `make_vector_env`.
+            timesteps: Maximum timesteps per actor; None for no limit.
+            hidden_state: Initial hidden state of the policy.
+            render: Render after every step.
+            save_on_done: Save finished episodes in the dataset.
+            episodes: Number of episodes to count, divided evenly among the actors; None for no limit.
+            sample: Sample actions from the policy; False takes its mode.
+            save_trajs_to: Another folder for the finished episodes.
+
+        Returns:
+            The final hidden state and the statistics of finished episodes.
+        """
+        self._require_started("interact()")
+        section = "train" if envs is self.train_envs else "val" if envs is self.val_envs else "test"
+        total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
+        self._notify("on_rollout_start", section, total)
+        options: dict[str, Any] = {
+            "timesteps": timesteps,
+            "episodes": episodes,
+            "hidden_state": hidden_state,
+            "sample": sample,
+            "render": render,
+            "progress": self._progress(section),
+        }
+        if section == "train":
+            assert self.collector is not None
+            stats = self.collector.collect(self.epoch, **options)
+            return self.collector.hidden_state, stats
+        if isinstance(envs, SplitVectorEnv):
+            raise TypeError("envs is a SplitVectorEnv, which only collection supports: pass a VectorEnv")
+        index = self.epoch if section == "val" else self.streams.next_test()
+        if save_trajs_to is None and save_on_done and self.dataset is not None:
+            save_trajs_to = self.dataset.save_new_trajs_to
+        recorder = None
+        if save_trajs_to is not None:
+            rng = self.streams.recorder()
+            recorder = make_recorder(self, envs.num_envs, save_trajs_to, rng, whole_episodes=True)
+        try:
+            return self.evaluator.evaluate(envs, index, recorder=recorder, **options)
+        finally:
+            if recorder is not None:
+                recorder.close()
+
+    def train_step(self, batch: Batch, log_step: bool) -> dict[str, Any]:
+        """Trains on one batch; the optimizer steps once per `batches_per_update` calls.
+
+        Args:
+            batch: Training batch, on any device.
+            log_step: Compute the metrics.
+
+        Returns:
+            The update metrics if `log_step`, else an empty dictionary.
+        """
+        self._require_started("train_step()")
+        if not self.policy.training:
+            self.policy.train()
+        metrics = self.learner.train_batch(batch.to(self.DEVICE), log_step)
+        self._read_learner_counters()
+        return dict(metrics)
+
+    def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
+        """Logs metrics under the section `key`, over the axes of `x_axis_metrics`."""
+        self.metric_logger.log(metrics_dict, section=key, axes=self.x_axis_metrics())
+        self._notify("on_metrics", key, metrics_dict)
+
+    def x_axis_metrics(self) -> dict[str, Any]:
+        """Values of the x axes that metrics are logged over."""
+        return {
+            "total_frames": self.counters.env_steps,
+            **{f"total_frames-{name}": steps for name, steps in self.counters.env_steps_by_name.items()},
+            "Epoch": self.counters.epoch,
+            "gradient_steps": self.counters.gradient_steps,
+        }
+
+    def policy_metrics(
+        self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]
+    ) -> dict[str, float]:
+        """Metrics to log of the finished episodes of an evaluation or collection.
+
+        Args:
+            returns: Episode returns by environment name.
+            specials: Metrics reported by the environments, by environment name.
+        """
+        return stats_from_histories(returns, specials).to_metrics()
+
+    def save_checkpoint(self) -> None:
+        """Saves the training state and the weights of this epoch.
+
+        Unfinished training episodes are written to disk, and the training environments are reset before the next
+        collection, as they are in a resumed run.
+        """
+        self._require_started("save_checkpoint()")
+        assert self.dataset is not None
+        own = {"exploration": [], "recorder": None} if self.collector is None else self.collector.state_dict()
+        all_processes = self.processes.gather(own)
+        if self.processes.is_main:
+            state = {
+                "seed": self.streams.seed,
+                "counters": self.counters.as_dict(),
+                "batches_seen": self._batches_seen,
+                "dataset": self.dataset.state_dict(),
+                "processes": all_processes,
+                "wandb_run_id": self.metric_logger.wandb_run_id,
+            }
+            contents = TrainingState(self.policy.state_dict(), self.optimizer.state_dict(), state)
+            self.checkpointer.save(self.epoch, contents)
+        self.processes.wait()
+        self._notify("on_checkpoint", self.epoch)
+
+    def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
+        """Loads the checkpoint of `epoch`.
+
+        Args:
+            epoch: Epoch of the checkpoint.
+            resume_training_state: Restore optimizer, counters and everything else, and continue with the next
+                epoch; False loads only the weights.
+        """
+        self._require_started("load_checkpoint()")
+        if resume_training_state:
+            self.load_checkpoint_from_path(self.checkpointer.training_state(epoch))
+        else:
+            path = self.checkpointer.policy_weights(epoch)
+            self.load_checkpoint_from_path(path, is_accelerate_state=False)
+
+    def load_checkpoint_from_path(self, path: str | Path, is_accelerate_state: bool = True) -> None:
+        """Loads a training state or weights from any path.
+
+        Args:
+            path: Folder in `training_states/`, or a file of weights (see `read_saved_policy`).
+            is_accelerate_state: Whether `path` is a training state.
+
+        Raises:
+            FileNotFoundError, ValueError: the path does not exist or has another format.
+        """
+        self._require_started("load_checkpoint_from_path()")
+        path = Path(path).expanduser()
+        if is_accelerate_state:
+            self._restore(load_training_state(path, self.DEVICE))
+        else:
+            load_saved_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
+            self.policy.on_checkpoint_loaded(is_resume=False)
+
+    def write_latest_policy(self) -> None:
+        """Writes `ckpts/latest/policy.pt`, in the main process only."""
+        self._require_started("write_latest_policy()")
+        if self.processes.is_main:
+            self.checkpointer.save_latest(self.policy.state_dict())
+
+    def read_latest_policy(self) -> None:
+        """Loads `ckpts/latest/policy.pt`; warns if there is none yet."""
+        self._require_started("read_latest_policy()")
+        try:
+            weights = load_policy(self.checkpointer.latest_policy, self.DEVICE)
+        except FileNotFoundError as error:
+            amago_warning(f"continuing with the current weights: {error}")
+            return
+        load_saved_policy(self.policy, weights, self.checkpointer.latest_policy)
+        self.policy.on_checkpoint_loaded(is_resume=False)
+
+    def delete_buffer_from_disk(self) -> None:
+        """Deletes the dataset's trajectories, except protected ones."""
+        self._require_started("delete_buffer_from_disk()")
+        assert self.dataset is not None
+        if self.processes.is_main:
+            self.dataset.delete()
+        self.processes.wait()
+
+    def close(self) -> None:
+        """Writes unfinished trajectories, stops worker processes and closes the loggers; may be called again."""
+        self._closing.close()
+
+    @property
+    def DEVICE(self) -> torch.device:
+        """Device of the agent."""
+        return self.processes.device
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The accelerate object of this process."""
+        return self.processes.accelerator
+
+    @property
+    def epoch(self) -> int:
+        """Current epoch, from 0."""
+        return self.counters.epoch
+
+    @property
+    def ckpt_dir(self) -> Path:
+        """Folder of the run's checkpoints."""
+        return self.run_dir / "ckpts"
+
+    @property
+    def grad_update_counter(self) -> int:
+        """Number of optimizer steps so far."""
+        return self.counters.gradient_steps
+
+    @property
+    def lr_schedule(self) -> WarmupSchedule:
+        """The learning-rate schedule."""
+        return self.learner.lr_schedule
+
+    @property
+    def hidden_state(self) -> Any:
+        """Hidden state of the policy in the training environments."""
+        return None if self.collector is None else self.collector.hidden_state
+
+    @property
+    def _autocast(self) -> bool:
+        return self.mixed_precision == "bf16"
+
+    def _make_train_envs(self) -> VectorEnv | SplitVectorEnv:
+        options = self._env_options(role="env")
+        options["exploration_wrapper_type"] = self.exploration_wrapper_type
+        if self.double_buffer:
+            return make_split_vector_env(self.env_makers(self.make_train_env), **options)
+        return self._checked_rows(
+            make_vector_env(self.env_makers(self.make_train_env), env_mode=self.env_mode, **options)
+        )
+
+    def _make_eval_envs(self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]]) -> VectorEnv:
+        options = self._env_options(role="eval")
+        return self._checked_rows(make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options))
+
+    def _env_options(self, role: str) -> dict[str, Any]:
+        return {
+            "seed": self.streams.seed,
+            "rank": self.processes.rank,
+            "role": role,
+            "mp_context": self.async_env_mp_context,
+            "envs_per_worker": self.envs_per_worker,
+            "env_timeout": self.env_timeout,
+        }
+
+    def _checked_rows(self, envs: VectorEnv) -> VectorEnv:
+        """The environments, if they have `parallel_actors` rows."""
+        if envs.num_envs != self.parallel_actors:
+            rows = envs.num_envs
+            envs.close()
+            raise ValueError(
+                f"parallel_actors is {self.parallel_actors}, but the environments have {rows} rows: set "
+                f"parallel_actors={rows}, or change batched_envs of the AMAGOEnv"
+            )
+        return envs
 
     def _end_collection(self) -> None:
-        """Lets the dataset clean up, once every process has written what it collected."""
+        """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
         self.processes.wait()
         metrics = self.dataset.on_end_of_collection(self)
@@ -138,119 +635,116 @@ class Experiment(EvaluatedExperiment):
         self.processes.wait()
 
     def _wait_until_ready(self) -> bool:
-        """Whether the dataset can be drawn from; waits if nobody in this process will ever fill it."""
+        """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
-        began, told = time.monotonic(), 0.0
+        began = time.monotonic()
         while not self.processes.share(self.dataset.ready_for_training):
-            if self._ever_collects() and math.isfinite(self.start_collecting_at_epoch):
+            if self.collects:
                 return False
             waited = time.monotonic() - began
             if waited >= self.data_timeout:
                 raise RuntimeError(
-                    f"nothing to learn from after {waited:.0f} s ({self.dataset.get_description()}), and this "
-                    "process collects nothing: put data there, start a collector, or lower "
-                    "start_collecting_at_epoch"
+                    f"the dataset is not ready after {waited:.0f} s ({self.dataset.get_description()}), and "
+                    "this run collects nothing: add data, start a collector, or lower start_collecting_at_epoch"
                 )
-            if waited >= told:
-                self._say(f"waiting for data: {self.dataset.get_description()}")
-                told = 2 * waited + 10
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
         return True
 
     def _learn_epoch(self, epoch: int) -> None:
-        """`train_batches_per_epoch` batches through the learner."""
-        assert self.dataset is not None
-        if self._loader is None:
-            self._loader = BatchLoader(
-                self.dataset,
-                batch_size=self.batch_size,
-                batches_per_epoch=self.train_batches_per_epoch,
-                workers=min(self.dloader_workers, available_cores()),
-                device=self.DEVICE,
-                seed=self._streams.seed,
-                rank=self.processes.rank,
-            )
+        """Trains on `train_batches_per_epoch` batches."""
         self._notify("on_learning_start", self.train_batches_per_epoch)
-        self._agent.train()
-        with self._streams.learning(epoch):
-            for batch in self._loader.epoch(epoch):
+        self.policy.train()
+        with self.streams.learning(epoch):
+            for batch in self.train_dloader.epoch(epoch):
                 log_step = self._batches_seen % self.log_interval == 0
-                updated, metrics = self._learner.train_batch(batch, log_step)
+                updates_before = self.learner.gradient_steps
+                metrics = self.train_step(batch, log_step)
                 self._batches_seen += 1
-                self._read_learner_counters()
                 if log_step:
                     self.log(metrics, "train-update")
-                self._notify("on_batch", updated)
-            self._learner.finish()
+                self._notify("on_batch", self.learner.gradient_steps > updates_before)
+            self.learner.finish()
         self._read_learner_counters()
         self._notify("on_learning_end")
 
-    def train_step(self, batch: Batch, log_step: bool) -> dict[str, Any]:
-        """Trains on one batch outside of `learn`; steps the optimizer every `batches_per_update` calls.
-
-        Returns:
-            The update metrics if `log_step`, else nothing.
-        """
-        self._require_started("train_step()")
-        self._agent.train()
-        _, metrics = self._learner.train_batch(batch.to(self.DEVICE), log_step)
-        self._read_learner_counters()
-        return dict(metrics)
-
-    def _count_steps_by_name(self, rollout: Rollout) -> None:
-        totals = dict(self._steps_before)
-        for each in self.processes.gather(rollout.steps_by_env_name):
-            for name, steps in each.items():
-                totals[name] = totals.get(name, 0) + steps
-        self.counters.env_steps_by_name = totals
-
     def _read_learner_counters(self) -> None:
-        self.counters.gradient_steps = self._learner.gradient_steps
-        self.counters.skipped_updates = self._learner.skipped_updates
+        self.counters.gradient_steps = self.learner.gradient_steps
+        self.counters.skipped_updates = self.learner.skipped_updates
 
-    def delete_buffer_from_disk(self) -> None:
-        """Deletes the dataset's stored trajectories, protected ones excepted."""
-        self._require_started("delete_buffer_from_disk()")
+    def _report(self, section: str, stats: EpisodeStats) -> dict[str, float]:
+        """Logs the metrics of the episodes that finished in all processes, if there are any."""
+        merged = EpisodeStats()
+        for each in self.processes.gather(stats):
+            merged.merge(each)
+        metrics = self.policy_metrics(*histories_from_stats(merged))
+        self._notify("on_rollout_end", section, metrics)
+        if metrics:
+            self.log(metrics, section)
+        return metrics
+
+    def _progress(self, section: str) -> Callable[[int], None]:
+        """The function that a rollout calls after every step: counts timesteps and notifies callbacks."""
+        listeners = [callback.on_rollout_step for callback in self._all_callbacks()]
+        processes = self.processes.count
+
+        def progress(env_steps: int) -> None:
+            env_steps *= processes
+            if section == "train":
+                self.counters.env_steps += env_steps
+            for listener in listeners:
+                listener(self, section, env_steps)
+
+        return progress
+
+    def _choose_seed(self, resumed: Path | None) -> int:
+        if resumed is None:
+            return RandomStreams(self.seed, 0, self.DEVICE).seed
+        saved: int = read_state(resumed)["seed"]
+        if self.seed is not None and self.seed != saved:
+            raise ValueError(
+                f"seed is {self.seed}, but the run to resume has seed {saved}: use that, or None"
+            )
+        return saved
+
+    def _restore(self, saved: TrainingState) -> None:
+        """Restores a training state; the next epoch is the one after it."""
         assert self.dataset is not None
-        if self.processes.is_main:
-            self.dataset.delete()
-        self.processes.wait()
+        state = saved.state
+        load_saved_policy(self.policy, saved.policy, "the training state")
+        self.optimizer.load_state_dict(saved.optimizer)
+        self.counters = Counters(**state["counters"])
+        self.counters.epoch += 1
+        self.learner.gradient_steps = self.counters.gradient_steps
+        self.learner.skipped_updates = self.counters.skipped_updates
+        self._env_steps_before_resume = dict(self.counters.env_steps_by_name)
+        self._batches_seen = state["batches_seen"]
+        self._wandb_run_id = state.get("wandb_run_id")
+        if self.has_dset_edit_rights:
+            # In the other modes, other processes may write to the buffer.
+            move_later_files_aside = self.env_mode == "sync" and self.collects
+            self.dataset.load_state_dict(state["dataset"], move_later_files_aside=move_later_files_aside)
+        if len(state["processes"]) != self.processes.count:
+            amago_warning(
+                f"the checkpoint has {len(state['processes'])} processes, this run has {self.processes.count}: "
+                "exploration schedules start again"
+            )
+        elif self.collector is not None:
+            self.collector.load_state_dict(state["processes"][self.processes.rank])
+        self.policy.on_checkpoint_loaded(is_resume=True)
 
-    def close(self) -> None:
-        """Ends worker processes, writes what is pending and closes the trackers; may be called again."""
-        if not self.started:
-            return
-        # In reverse order, each of them even if one before it fails.
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._tracker.close)
-            if self._loader is not None:
-                stack.callback(self._loader.close)
-            for envs in (self._val_envs, getattr(self, "_train_envs", None)):
-                if envs is not None:
-                    stack.callback(envs.close)
-            if self._recorder is not None:
-                stack.callback(self._recorder.close)
-                with interrupts_held_off():
-                    self._recorder.cut()
-
-    def _describes_run(self) -> bool:
-        """Whether this process writes run.json: collectors leave the learner's alone."""
+    def _saves_policy(self) -> bool:
+        """Whether this process owns run.json and checkpoints; False for collectors."""
         return self.always_save_latest or self.ckpt_interval is not None
 
-    def _summary(self) -> str:
-        assert self.dataset is not None
-        return "\n".join(
-            [
-                f"run {self.run_name} in {self.run_dir} on {self.DEVICE}, seed {self._streams.seed}",
-                f"  {self.agent_type.__name__} with {self.tstep_encoder_type.__name__} and "
-                f"{self.traj_encoder_type.__name__}: {count_params(self._agent):,} trainable parameters",
-                f"  {self.dataset.get_description()}",
-            ]
-        )
+    def _notify(self, hook: str, *details: Any) -> None:
+        for callback in self._all_callbacks():
+            getattr(callback, hook)(self, *details)
 
-    def _progress_text(self) -> str:
-        counters = self.counters
-        returns = [f"{name} return {value:.4g}" for name, value in self._latest_return.items()]
-        so_far = f"{counters.env_steps:,} steps and {counters.gradient_steps:,} updates so far"
-        return ", ".join([so_far, *returns])
+    def _all_callbacks(self) -> list[Callback]:
+        prints = self.verbose and self.processes.is_main
+        return [*([self._printer] if prints else []), *self.callbacks]
+
+    def _require_started(self, what: str) -> None:
+        if not self.started:
+            raise RuntimeError(f"call start() before {what}")

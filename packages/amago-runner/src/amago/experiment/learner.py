@@ -1,15 +1,14 @@
-"""Updates: batches in, optimizer steps out.
+"""Learner: gradient accumulation, clipping, optimizer steps, target updates and the check for non-finite updates.
 
-Gradients of `batches_per_update` batches add up to one step; a step clips them, moves the weights and then the
-targets. A loss or gradient that is not finite skips the step. On a GPU nobody waits to learn whether it was:
-the fused optimizer reads a flag on the device, and the flag reaches the CPU some steps later.
+On a GPU the check does not synchronize: the fused optimizer skips its step when a flag on the device is set, and
+the flag is copied to the CPU asynchronously and read a few updates later.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +19,21 @@ from torch.optim import Optimizer
 
 from amago.agent import BaseAgent, Batch
 from amago.distributed.accelerate import Processes
-from amago.experiment.other_data import other_data_told
 from amago.experiment.schedule import WarmupSchedule
 from amago.kernels.memory import keep_freed_memory
+from amago.nets.specs import as_obs_spec
+from amago.utils import amago_warning
 
-# How many updates may be under way before the oldest one's flag is waited for.
+# Updates whose flag may still be in transfer before the oldest one is waited for.
 _UPDATES_IN_FLIGHT = 2
 
 
 class NonFiniteUpdateError(RuntimeError):
-    """Too many updates in a row had a loss or gradient that is not finite; `path` holds the last batch."""
+    """Too many consecutive updates had a non-finite loss or gradient.
+
+    Attributes:
+        path: Safetensors file with the batches of the last such update.
+    """
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message)
@@ -38,35 +42,41 @@ class NonFiniteUpdateError(RuntimeError):
 
 @dataclass(slots=True)
 class _PendingCheck:
-    """An update whose flag may not have reached the CPU yet."""
+    """An update whose non-finite flag may not have been copied to the CPU yet."""
 
-    bad: Tensor
-    arrived: torch.cuda.Event | None
+    nonfinite: Tensor
+    copied: torch.cuda.Event | None
     batches: list[Batch]
 
-    def wait(self) -> bool:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return bool(self.bad.item())
+    def result(self) -> bool:
+        if self.copied is not None:
+            self.copied.synchronize()
+        return bool(self.nonfinite.item())
 
     def ready(self) -> bool:
-        return self.arrived is None or self.arrived.query()
+        return self.copied is None or self.copied.query()
 
 
 class Learner:
-    """Trains an agent.
+    """Trains an agent on batches.
 
     Args:
-        agent: its parameters are updated in place; `forward(batch, log_step)` gives the loss.
-        optimizer: steps over the agent's trainable parameters.
-        processes: wraps the agent for data-parallel training.
-        lr_warmup_steps: updates over which the learning rate rises from 0.
-        grad_clip: largest norm of the gradient.
-        batches_per_update: batches whose mean gradient makes one step.
-        autocast: compute the loss in bf16 where torch deems it safe.
-        compile_loss: compile `agent.forward`.
-        max_nonfinite: skipped updates in a row after which NonFiniteUpdateError is raised.
-        bad_batch_dir: folder for the batch that it names.
+        agent: Agent to train, in place; `agent(batch, log_step=...)` returns the loss.
+        optimizer: Optimizer of the agent's trainable parameters.
+        processes: Data-parallel processes.
+        lr_warmup_steps: Updates over which the learning rate rises from 0.
+        grad_clip: Maximum norm of the gradient.
+        batches_per_update: Batches whose mean gradient makes one optimizer step.
+        autocast: Compute the loss under bf16 autocast.
+        compile_loss: Compile the agent's loss with `torch.compile`.
+        max_nonfinite: Consecutive skipped updates after which NonFiniteUpdateError is raised.
+        bad_batch_dir: Folder for the batches of the last of them.
+
+    Attributes:
+        model: The agent, wrapped for data-parallel training if there are several processes.
+        lr_schedule: Learning-rate schedule.
+        gradient_steps: Optimizer steps so far, including skipped ones.
+        skipped_updates: Skipped optimizer steps so far.
     """
 
     def __init__(
@@ -85,16 +95,16 @@ class Learner:
     ) -> None:
         self.agent = agent
         self.optimizer = optimizer
+        self.lr_schedule = WarmupSchedule(optimizer, lr_warmup_steps)
         self.gradient_steps = 0
         self.skipped_updates = 0
-        self._processes = processes
         if processes.device.type == "cpu":
-            # An update makes and drops the same large buffers again and again.
+            # Each update allocates and frees buffers of the same sizes.
             keep_freed_memory()
-        self._model = processes.wrap(agent)
-        # Logged batches run as they are: their diagnostics would be a second program to compile.
-        self._quick_model: Callable[..., Tensor] = torch.compile(self._model) if compile_loss else self._model
-        self._schedule = WarmupSchedule(optimizer, lr_warmup_steps)
+        self.model = processes.wrap(agent)
+        # Logged batches run uncompiled: their diagnostics would need a second compiled graph.
+        self._quick_model: Callable[..., Tensor] = torch.compile(self.model) if compile_loss else self.model
+        self._processes = processes
         self._grad_clip = grad_clip
         self._batches_per_update = batches_per_update
         self._autocast = autocast
@@ -104,51 +114,50 @@ class Learner:
         self._accumulated: list[Batch] = []
         self._finite: Tensor | None = None
         self._pending: deque[_PendingCheck] = deque()
-        self._skipped_in_a_row = 0
+        self._consecutive_skips = 0
 
-    def train_batch(self, batch: Batch, log_step: bool) -> tuple[bool, dict[str, Tensor | float]]:
-        """Adds one batch's gradient, and steps once `batches_per_update` of them have come together.
+    def train_batch(self, batch: Batch, log_step: bool) -> dict[str, Tensor | float]:
+        """Computes the gradient of one batch and, once per `batches_per_update` batches, steps the optimizer.
 
         Args:
-            batch: on the agent's device.
-            log_step: have the agent gather its diagnostics.
+            batch: Batch on the agent's device.
+            log_step: Let the agent compute its diagnostics.
 
         Returns:
-            Whether the optimizer stepped, and the metrics if `log_step`; tensors in them are not synchronised.
+            Metrics if `log_step`, else an empty dictionary. Tensors in it are not synchronized.
+
+        Raises:
+            ValueError: the batch does not match the agent's observation or action space.
+            NonFiniteUpdateError: too many consecutive updates were not finite.
         """
-        last = len(self._accumulated) + 1 == self._batches_per_update
-        # The norms of single networks are measured on what the step sees, so before the step clears it.
-        metrics = self._backward(batch, log_step, synchronise=last)
-        if last:
+        is_last = len(self._accumulated) + 1 == self._batches_per_update
+        metrics = self._backward(batch, log_step, average=is_last)
+        if is_last:
             metrics |= self._step(log_step)
-        return last, metrics
+        return metrics
 
-    def finish(self) -> bool:
-        """Steps with the batches of an incomplete update, if there are any, and waits for open checks.
-
-        Returns:
-            Whether the optimizer stepped.
-        """
-        stepped = bool(self._accumulated)
-        if stepped:
+    def finish(self) -> None:
+        """Steps the optimizer with the batches of an incomplete update, if any, and waits for pending checks."""
+        if self._accumulated:
             rescale = self._batches_per_update / len(self._accumulated)
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(rescale)
+            # Gradients of an incomplete update were accumulated without averaging over the processes.
+            self._processes.average_gradients(self._parameters)
             self._step(log_step=False)
         while self._pending:
-            self._check(self._pending.popleft())
-        return stepped
+            self._handle_check(self._pending.popleft())
 
-    def _backward(self, batch: Batch, log_step: bool, *, synchronise: bool) -> dict[str, Tensor | float]:
-        device_type = batch.rl2s.device.type
+    def _backward(self, batch: Batch, log_step: bool, *, average: bool) -> dict[str, Tensor | float]:
+        model = self.model if log_step else self._quick_model
         with contextlib.ExitStack() as stack:
-            stack.enter_context(other_data_told(self.agent, batch))
-            if not synchronise:
-                stack.enter_context(self._processes.local_gradients(self._model))
-            with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self._autocast):
-                loss = (self._model if log_step else self._quick_model)(batch, log_step=log_step)
-            self._processes.backward(loss / self._batches_per_update)
+            stack.enter_context(_mismatch_explained(self.agent, batch))
+            if not average:
+                stack.enter_context(self._processes.local_gradients(self.model))
+            with torch.autocast(batch.rl2s.device.type, dtype=torch.bfloat16, enabled=self._autocast):
+                loss = model(batch, log_step=log_step)
+            (loss / self._batches_per_update).backward()
         finite = torch.isfinite(loss.detach())
         self._finite = finite if self._finite is None else self._finite & finite
         self._accumulated.append(batch)
@@ -160,70 +169,108 @@ class Learner:
         }
 
     def _step(self, log_step: bool) -> dict[str, Tensor | float]:
-        """One optimizer step, or none if a loss or a gradient is not finite; clears the gradients."""
+        """Steps the optimizer unless a loss or gradient is non-finite, and clears the gradients."""
         assert self._finite is not None
+        # The norms of single networks, before clipping changes them.
         norms = self.agent.get_grad_norms() if log_step else {}
         norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
-        bad = ~(self._finite & torch.isfinite(norm))
-        bad = self._processes.any(bad)
-        rate = self._schedule.apply(self.gradient_steps)
-        self._optimizer_step(bad)
+        nonfinite = self._processes.any(~(self._finite & torch.isfinite(norm)))
+        self.lr_schedule.apply(self.gradient_steps)
+        self._step_unless(nonfinite)
         self.optimizer.zero_grad(set_to_none=True)
         self.gradient_steps += 1
-        self._watch(bad, self._accumulated)
+        self._add_check(nonfinite, self._accumulated)
         self._accumulated, self._finite = [], None
-        return {"Learning Rate": rate, "Grad Norm": norm.detach(), **norms} if log_step else {}
+        if not log_step:
+            return {}
+        return {
+            "Learning Rate": self.lr_schedule.get_last_lr()[0],
+            "Grad Norm": norm.detach(),
+            "Skipped Updates": self.skipped_updates,
+            **norms,
+        }
 
-    def _optimizer_step(self, bad: Tensor) -> None:
-        if bad.device.type == "cuda" and _reads_found_inf(self.optimizer):
-            # Fused optimizers leave weights and moments alone on the device where this flag is set.
-            self.optimizer.found_inf = bad.to(torch.float32)  # type: ignore[attr-defined]
+    def _step_unless(self, nonfinite: Tensor) -> None:
+        if nonfinite.device.type == "cuda" and all(bool(g.get("fused")) for g in self.optimizer.param_groups):
+            # Fused optimizers read this flag on the device and then leave weights and moments unchanged.
+            self.optimizer.found_inf = nonfinite.to(torch.float32)  # type: ignore[attr-defined]
             self.optimizer.step()
             self.agent.soft_sync_targets()
-        elif not bool(bad):
+        elif not bool(nonfinite):
             self.optimizer.step()
             self.agent.soft_sync_targets()
 
-    def _watch(self, bad: Tensor, batches: list[Batch]) -> None:
-        """Notes the outcome of an update and acts on the ones that are known by now."""
-        if bad.device.type == "cuda":
-            on_cpu = bad.to("cpu", non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-            self._pending.append(_PendingCheck(on_cpu, arrived, batches))
+    def _add_check(self, nonfinite: Tensor, batches: list[Batch]) -> None:
+        """Queues the check of an update and handles those whose flag has arrived."""
+        if nonfinite.device.type == "cuda":
+            on_cpu = nonfinite.to("cpu", non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            self._pending.append(_PendingCheck(on_cpu, copied, batches))
         else:
-            self._pending.append(_PendingCheck(bad, None, batches))
+            self._pending.append(_PendingCheck(nonfinite, None, batches))
         while self._pending and (self._pending[0].ready() or len(self._pending) > _UPDATES_IN_FLIGHT):
-            self._check(self._pending.popleft())
+            self._handle_check(self._pending.popleft())
 
-    def _check(self, update: _PendingCheck) -> None:
-        if not update.wait():
-            self._skipped_in_a_row = 0
+    def _handle_check(self, update: _PendingCheck) -> None:
+        if not update.result():
+            self._consecutive_skips = 0
             return
         self.skipped_updates += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self._max_nonfinite:
+        self._consecutive_skips += 1
+        if self.skipped_updates == 1:
+            amago_warning(
+                "an update had a non-finite loss or gradient and was skipped; 'Skipped Updates' in the metrics "
+                "counts them. Check the rewards and observations of the environment."
+            )
+        if self._consecutive_skips >= self._max_nonfinite:
             path = self._bad_batch_dir / f"step_{self.gradient_steps}_rank_{self._processes.rank}.safetensors"
             save_batches(update.batches, path)
             raise NonFiniteUpdateError(
-                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite; the "
-                f"weights are those from before. The last batch is in {path}. Check the rewards and "
-                "observations in it, and try a lower learning_rate.",
+                f"{self._consecutive_skips} updates in a row had a non-finite loss or gradient and were skipped. "
+                f"The last batch is in {path}. Check its rewards and observations, and try a lower learning_rate.",
                 path,
             )
+
+
+@contextlib.contextmanager
+def _mismatch_explained(agent: BaseAgent, batch: Batch) -> Iterator[None]:
+    """Turns a shape error of the networks into a ValueError that names the mismatching arrays of the batch.
+
+    Batches are not checked in advance: a dataset may contain more than the agent needs.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AssertionError) as error:
+        mismatches = _mismatches(agent, batch)
+        if not mismatches:
+            raise
+        raise ValueError(
+            f"the dataset's trajectories do not fit the environment: {'; '.join(mismatches)}. They come from "
+            "another environment, or from this one before it was changed: use another dset_name, or move the files"
+        ) from error
+
+
+def _mismatches(agent: BaseAgent, batch: Batch) -> list[str]:
+    """Descriptions of the arrays whose shape differs from the agent's spaces."""
+    found = []
+    for key, spec in as_obs_spec(agent.obs_space).items():
+        if key not in batch.obs:
+            found.append(f"observation {key!r} is missing, there are {sorted(batch.obs)}")
+        elif (shape := tuple(batch.obs[key].shape[2:])) != spec.shape:
+            found.append(f"observation {key!r} has shape {shape} in them and {spec.shape} in the environment")
+    width = batch.actions.shape[-1]
+    if width != agent.action_spec.dim:
+        found.append(f"actions have width {width} in them and {agent.action_spec.dim} in the environment")
+    return found
 
 
 def _detached(value: Tensor | float) -> Tensor | float:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _reads_found_inf(optimizer: Optimizer) -> bool:
-    """Whether the optimizer skips a step on the device when `found_inf` is set: torch's fused ones do."""
-    return all(bool(group.get("fused")) for group in optimizer.param_groups)
-
-
 def save_batches(batches: Sequence[Batch], path: Path) -> None:
-    """Writes batches to a safetensors file, tensors named `{batch index}/{field}`."""
+    """Writes batches to a safetensors file, with tensors named `{batch index}/{field}`."""
     tensors: dict[str, Tensor] = {}
     for index, batch in enumerate(batches):
         named: dict[str, Tensor | None] = {f"obs/{key}": value for key, value in batch.obs.items()}
@@ -239,6 +286,6 @@ def save_batches(batches: Sequence[Batch], path: Path) -> None:
 def make_adamw(
     parameters: Iterable[nn.Parameter], learning_rate: float, l2_coeff: float, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW over `parameters`, fused where torch has it; on a GPU a skipped step then needs no synchronisation."""
+    """AdamW with weight decay `l2_coeff`; fused, so that a skipped step on a GPU needs no synchronization."""
     fused = device.type in ("cpu", "cuda")
     return torch.optim.AdamW(list(parameters), lr=learning_rate, weight_decay=l2_coeff, fused=fused)

@@ -1,12 +1,13 @@
-"""run.json: what evaluation, `resume` and collectors need to build a run again; and config.txt, for people.
+"""run.json, from which evaluation, `resume` and collectors rebuild a run; and config.txt, for people.
 
-Classes and functions are written as import paths. What has no path, a lambda for example, is listed under
-"unwritable" with the reason, and whoever builds the run again has to supply it.
+Classes and functions are saved as import paths. Values that cannot be saved, such as lambdas, are listed under
+"unwritable" with the reason, and must be passed again when the run is rebuilt.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from collections.abc import Mapping
@@ -17,9 +18,10 @@ from typing import Any
 
 import gin
 
-from amago.experiment.checkpoint import write_json, write_text
-from amago.experiment.config import DATASET_ARGUMENTS, ExperimentArguments
-from amago.experiment.gin_bindings import (
+from amago.experiment.checkpointer import write_json, write_text
+from amago.experiment.config import DATASET_ARGUMENTS, ExperimentConfig
+from amago.experiment.evaluator import HasSpaces
+from amago.experiment.gin_config import (
     NotWritableError,
     active_bindings,
     bind,
@@ -30,6 +32,7 @@ from amago.experiment.gin_bindings import (
     parameters_of,
 )
 from amago.loading import RLDataset
+from amago.nets.specs import ObsSpec, as_spec
 
 FORMAT_VERSION = 1
 _PACKAGES = (
@@ -42,7 +45,7 @@ _PACKAGES = (
     "numpy",
     "gymnasium",
 )
-# Arguments about this process rather than the run.
+# Arguments of the process, not of the run.
 _NOT_RECORDED = ("callbacks", "resume", "env_description", "seed")
 
 
@@ -51,13 +54,14 @@ class RunRecord:
     """The contents of a run.json.
 
     Attributes:
-        seed: the seed that the run used, drawn if none was given.
-        packages: versions by distribution.
-        environment: what the run noted about its environment; None if only `make_train_env` knows.
-        specs: shapes and kinds of observations and actions.
-        arguments: arguments of the Experiment as JSON.
-        gin: every binding as JSON, by key.
-        unwritable: reasons by "gin.{key}" or "arguments.{name}".
+        run_name: Name of the run.
+        seed: Seed of the run, also if it was drawn.
+        packages: Versions by distribution name.
+        environment: The run's `env_description`.
+        specs: Shapes and kinds of observations, actions and rl2s.
+        arguments: Arguments of the Experiment as JSON.
+        gin: gin bindings as JSON.
+        unwritable: Values that could not be saved: reasons by "gin.{key}" or "arguments.{name}".
     """
 
     run_name: str
@@ -70,38 +74,41 @@ class RunRecord:
     unwritable: dict[str, str]
 
     def bind_gin(self) -> None:
-        """Binds what gin held in the run.
+        """Restores the gin bindings of the run.
 
         Raises:
-            ValueError: a bound value could not be written and has to be bound by the caller.
+            ValueError: a value could not be saved, and is not bound by the caller.
         """
-        missing = {key: why for key, why in self.unwritable.items() if key.startswith("gin.")}
-        still = {key: why for key, why in missing.items() if key[len("gin.") :] not in _bound_keys()}
-        if still:
-            reasons = "; ".join(f"{key[len('gin.') :]}: {why}" for key, why in still.items())
-            raise ValueError(f"bind with use_config what run.json could not hold: {reasons}")
+        bound = {binding.key for binding in active_bindings()}
+        missing = {key: why for key, why in self._unwritable("gin.").items() if key not in bound}
+        if missing:
+            raise ValueError(f"run.json lacks gin bindings, bind them with use_config: {_listed(missing)}")
         bind(self.gin)
 
     def experiment_arguments(self, **supplied: Any) -> dict[str, Any]:
-        """Arguments to build the Experiment with; `supplied` ones win.
+        """Arguments to create the Experiment again; `supplied` ones replace those of the run.
 
         Raises:
-            ValueError: an argument without a default could not be written and is not supplied.
+            ValueError: an argument could not be saved, and is not supplied.
         """
-        missing = [
-            f"{key[len('arguments.') :]}: {why}"
-            for key, why in self.unwritable.items()
-            if key.startswith("arguments.") and key[len("arguments.") :] not in supplied
-        ]
+        missing = {name: why for name, why in self._unwritable("arguments.").items() if name not in supplied}
         if missing:
-            raise ValueError(f"supply what run.json could not hold: {'; '.join(missing)}")
+            raise ValueError(f"run.json lacks arguments, pass them: {_listed(missing)}")
         recorded = _with_one_dataset(self.arguments, supplied)
-        wanted = {name: value for name, value in recorded.items() if name not in supplied}
-        return {**{name: _build(value) for name, value in wanted.items()}, "seed": self.seed, **supplied}
+        decoded = {name: _decode_argument(value) for name, value in recorded.items() if name not in supplied}
+        return {**decoded, "seed": self.seed, **supplied}
+
+    def _unwritable(self, prefix: str) -> dict[str, str]:
+        found = self.unwritable.items()
+        return {key.removeprefix(prefix): why for key, why in found if key.startswith(prefix)}
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
 def _with_one_dataset(recorded: Mapping[str, Any], supplied: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded arguments with a dataset or the arguments that one is made from, and with the run's folder."""
+    """The recorded arguments with either `dataset` or the arguments that create one, and with the run's folder."""
     if recorded.get("dset_root") is None and recorded.get("dset_max_size") is None:
         return dict(recorded)
     if "dataset" not in supplied:
@@ -112,67 +119,77 @@ def _with_one_dataset(recorded: Mapping[str, Any], supplied: Mapping[str, Any]) 
     return kept
 
 
-def _bound_keys() -> set[str]:
-    return {binding.key for binding in active_bindings()}
-
-
 def read_run(run_dir: Path) -> RunRecord:
     """Reads `run.json` in a run's folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is of another format.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged or has another format.
     """
     path = run_dir / "run.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{run_dir} holds no run.json, so it is no run's folder")
-    content = json.loads(path.read_text())
-    if content.pop("format", None) != FORMAT_VERSION:
+        raise FileNotFoundError(f"{run_dir} is not the folder of a run: it contains no run.json")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT_VERSION:
         raise ValueError(f"{path} was written by another version of amago-runner and cannot be read")
     content.pop("created", None)
     return RunRecord(**content)
 
 
-def write_run(arguments: ExperimentArguments, *, seed: int, specs: Mapping[str, Any]) -> None:
+def write_run(config: ExperimentConfig, *, seed: int, env: HasSpaces) -> None:
     """Writes `run.json` into the run's folder.
 
     Args:
-        arguments: the Experiment.
-        seed: the seed in use.
-        specs: observation, rl2 and action specs as JSON.
+        config: The experiment.
+        seed: Its seed.
+        env: An environment of the run, for its spaces.
     """
-    written_gin, unwritable_gin = bindings_as_json()
-    recorded, unwritable = _arguments_as_json(arguments)
-    reasons = {f"arguments.{name}": why for name, why in unwritable.items()}
-    reasons |= {f"gin.{key}": why for key, why in unwritable_gin.items()}
+    gin_json, gin_unwritable = bindings_as_json()
+    arguments, arguments_unwritable = _arguments_as_json(config)
+    spaces = {"observation": env.observation_space, "rl2": env.rl2_space, "action": env.action_space}
     content = {
         "format": FORMAT_VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "run_name": arguments.run_name,
+        "run_name": config.run_name,
         "seed": seed,
         "packages": installed_versions(),
-        "environment": None if arguments.env_description is None else dict(arguments.env_description),
-        "specs": dict(specs),
-        "arguments": recorded,
-        "gin": written_gin,
-        "unwritable": reasons,
+        "environment": None if config.env_description is None else dict(config.env_description),
+        "specs": {name: _spec_as_json(space) for name, space in spaces.items()},
+        "arguments": arguments,
+        "gin": gin_json,
+        "unwritable": {
+            **{f"arguments.{name}": why for name, why in arguments_unwritable.items()},
+            **{f"gin.{key}": why for key, why in gin_unwritable.items()},
+        },
     }
-    write_json(content, arguments.run_dir / "run.json")
+    write_json(content, config.run_dir / "run.json")
 
 
-def write_config_text(arguments: ExperimentArguments) -> None:
-    """Writes `config.txt` into the run's folder: what gin holds and the arguments, for people to read."""
-    lines = ["# Settings bound with gin"]
+def _spec_as_json(space: Any) -> dict[str, Any]:
+    spec = as_spec(space)
+    if isinstance(spec, ObsSpec):
+        return {key: {"shape": list(array.shape), "dtype": array.dtype} for key, array in spec.arrays.items()}
+    bounds = {name: getattr(spec, name) for name in ("low", "high")}
+    finite = {name: x if x is not None and math.isfinite(x) else None for name, x in bounds.items()}
+    return {"kind": spec.kind, "sizes": list(spec.sizes), **finite}
+
+
+def write_config_text(config: ExperimentConfig) -> None:
+    """Writes `config.txt` into the run's folder: gin bindings, arguments, and defaults of all configurables."""
+    lines = ["# gin bindings"]
     lines += [f"{binding.key} = {_readable(binding.value)}" for binding in active_bindings()] or ["# (none)"]
     lines += ["", "# Arguments of the Experiment"]
-    lines += [f"{field.name} = {_readable(getattr(arguments, field.name))}" for field in fields(arguments)]
-    # After the agent is built this lists every configurable in use with its defaults.
-    lines += ["", "# All that gin-configurable parts were built with", gin.operative_config_str()]
-    write_text("\n".join(lines) + "\n", arguments.run_dir / "config.txt")
+    lines += [f"{field.name} = {_readable(getattr(config, field.name))}" for field in fields(config)]
+    # Complete only after the agent was created.
+    lines += ["", "# All gin-configurable settings in use", gin.operative_config_str()]
+    write_text("\n".join(lines) + "\n", config.run_dir / "config.txt")
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide what a run does."""
+    """Versions of Python and of the packages that a run depends on."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -182,13 +199,13 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def _arguments_as_json(arguments: ExperimentArguments) -> tuple[dict[str, Any], dict[str, str]]:
+def _arguments_as_json(config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, str]]:
     written: dict[str, Any] = {}
     unwritable: dict[str, str] = {}
-    for field in fields(arguments):
+    for field in fields(config):
         if field.name in _NOT_RECORDED:
             continue
-        value = getattr(arguments, field.name)
+        value = getattr(config, field.name)
         try:
             written[field.name] = _encode_argument(field.name, value)
         except NotWritableError as error:
@@ -199,24 +216,24 @@ def _arguments_as_json(arguments: ExperimentArguments) -> tuple[dict[str, Any], 
 def _encode_argument(name: str, value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    # A dataset, or an environment maker that is a dataclass, has no import path; its class and fields have.
+    # Datasets, and environment makers that are dataclasses, are saved as class and constructor arguments.
     if (name == "dataset" and value is not None) or (is_dataclass(value) and not isinstance(value, type)):
         return _encode_object(value)
     return encode(value)
 
 
 def _encode_object(value: Any) -> Any:
-    """An object as its class and the constructor arguments that it kept as attributes."""
+    """An object as its class and its constructor arguments, read from the attributes of the same names."""
     keywords = {}
     for name in parameters_of(type(value)):
         if not hasattr(value, name):
-            raise NotWritableError(f"{type(value).__name__} does not keep its argument {name!r}")
+            raise NotWritableError(f"{type(value).__name__} has no attribute for its argument {name!r}")
         attribute = getattr(value, name)
         keywords[name] = str(attribute) if isinstance(attribute, Path) else encode(attribute)
     return {"object": [import_path(type(value)), keywords]}
 
 
-def _build(value: Any) -> Any:
+def _decode_argument(value: Any) -> Any:
     if isinstance(value, dict) and "object" in value:
         path, keywords = value["object"]
         cls = decode({"import": path})

@@ -1,153 +1,104 @@
-"""Reads weights of policies that were saved elsewhere, by this library or by others with the same names.
+"""Reads the weights of saved policies, and loads them into an agent of the same architecture.
 
-What people have is a `policy.pt` with a plain state dict, but also one that is wrapped in a larger checkpoint,
-one whose names carry the prefix of a data-parallel or compiled module, or a `.safetensors` file. All of them end
-up as the names that our agents use. Nothing in a file is ever run.
+A file of `torch.save` holds the agent's state dict, alone or inside a larger checkpoint; a `.safetensors` file
+holds it alone. Files are read with `weights_only=True`, which runs no code.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from amago.experiment.checkpoint import what_is_there
-
-# Under which a checkpoint of several things keeps its weights, and what wrappers put before every name.
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "policy", "agent")
+# Keys of larger checkpoints that hold the state dict, and what DataParallel and torch.compile put before names.
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "policy", "agent")
 _PREFIXES = ("module.", "_orig_mod.")
-_COPY = "maximized_critics."
+# AMAGO 3 saves a second copy of the critics, which agents here ignore.
+_IGNORED = "maximized_critics."
+_NAMES_SHOWN = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedPolicy:
-    """The weights in a file under the names of our agents.
-
-    Attributes:
-        weights: tensors by name.
-        copies: names of the second copy of the critics that were left out; our agents need none.
-        unwrapped: keys and prefixes that stood around the weights, outermost first.
-    """
-
-    weights: dict[str, Tensor]
-    copies: tuple[str, ...] = ()
-    unwrapped: tuple[str, ...] = ()
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the weights have, running statistics and targets included."""
-        return sum(tensor.numel() for tensor in self.weights.values())
-
-    @property
-    def not_finite(self) -> list[str]:
-        """Names of tensors that hold an infinite number or NaN."""
-        return [
-            name
-            for name, tensor in self.weights.items()
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all())
-        ]
-
-
-def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> SavedPolicy:
-    """The policy in a file.
-
-    Args:
-        path: a file written by `torch.save`, or one that ends in ".safetensors".
-        device: where the tensors go.
+def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The state dict in a file, without wrappers around it and prefixes of its names.
 
     Raises:
-        FileNotFoundError: there is no such file; says what is there instead.
-        ValueError: it is of another format, holds objects whose loading would run code, or no weights.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, holds other objects than tensors, or no state dict.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there are no policy weights at {path}{what_is_there(path)}")
+        raise FileNotFoundError(f"there is no file of policy weights at {path}")
     content = _read(path, device)
-    unwrapped: list[str] = []
-    while not _is_weights(content):
-        inner = [
-            key for key in _WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
-        ]
-        if len(unwrapped) > len(_WRAPPERS):  # a dictionary may even hold itself
-            raise ValueError(f"{path} holds no weights, only dictionaries in dictionaries: {unwrapped}")
-        if not inner:
-            raise ValueError(f"{path} holds no weights: {_what(content)}, where tensors by name are expected")
-        unwrapped.append(inner[0])
-        content = content[inner[0]]
-    weights = dict(content)
-    _check_plain(path, weights)
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None):
-        unwrapped.append(prefix)
-        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    copies = tuple(name for name in weights if name.startswith(_COPY))
-    kept = {name: tensor for name, tensor in weights.items() if not name.startswith(_COPY)}
-    return SavedPolicy(weights=kept, copies=copies, unwrapped=tuple(unwrapped))
+    for _ in _STATE_DICT_KEYS:
+        key = next((key for key in _STATE_DICT_KEYS if _has_mapping(content, key)), None)
+        content = content if key is None else content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        found = f"the keys {list(content)[:5]}" if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(f"{path} holds no state dict, a dictionary of tensors by name, but {found}")
+    weights = {str(name): value for name, value in content.items()}
+    while prefix := next((p for p in _PREFIXES if weights and all(n.startswith(p) for n in weights)), None):
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    return weights
+
+
+def _has_mapping(content: Any, key: str) -> bool:
+    return isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
 
 
 def _read(path: Path, device: torch.device | str) -> Any:
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path, device=str(device))
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from error
     try:
+        if path.suffix == ".safetensors":
+            return load_file(path, device=str(device))
         return torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = _reason(error)
-        if "global" not in reason.lower():
-            raise ValueError(f"{path} is no file of torch.save: {reason}") from error
-        raise ValueError(
-            f"{path} is refused: it holds more than tensors, and loading the rest could run code ({reason}). "
-            "Where the agent can be built, save its weights alone with torch.save(agent.state_dict(), path)."
-        ) from error
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
     except Exception as error:
-        # An unpickler can stumble over anything in bytes that are no pickle.
-        raise ValueError(f"{path} is no file of torch.save, or is damaged: {error!r}") from error
-
-
-def _reason(error: pickle.UnpicklingError) -> str:
-    """What torch says against the file, without what it goes on to recommend, which would run the code."""
-    _, told, reason = str(error).partition("WeightsUnpickler error:")
-    if told:
-        return reason.strip().partition("\n")[0]
-    lines = str(error).splitlines()
-    return next((line.strip() for line in lines if "unsupported GLOBAL" in line), lines[0])
-
-
-def _check_plain(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for tensors that are no arrays of real numbers as they stand in the file."""
-    for name, tensor in weights.items():
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex():
-            kind = f"a {tensor.dtype} of layout {tensor.layout}"
-        elif tensor.is_meta:
-            kind = "without numbers"
-        elif tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            kind = f"of shape {tuple(tensor.shape)}, more numbers than the file has for it"
-        else:
-            continue
+        # Damaged bytes raise anything; torch's own message recommends loading with code execution.
         raise ValueError(
-            f"{path} is refused: {name!r} is {kind}, where dense real numbers are expected. Save the weights of "
-            "the agent itself: torch.save(agent.state_dict(), path)"
-        )
+            f"{path} cannot be read as tensors: it is damaged, or holds other objects, whose loading could run "
+            "code. Save the weights alone with torch.save(agent.state_dict(), path)."
+        ) from error
 
 
-def _is_weights(content: Any) -> bool:
-    """Whether this is a state dict: names to tensors and nothing else."""
-    return (
-        isinstance(content, Mapping)
-        and len(content) > 0
-        and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
-    )
+def load_saved_policy(agent: nn.Module, weights: Mapping[str, Tensor], source: object) -> None:
+    """Loads `weights` into `agent`.
+
+    Args:
+        source: where the weights are from, for the error.
+
+    Raises:
+        ValueError: names or shapes differ; lists them.
+    """
+    try:
+        agent.load_state_dict(weights)
+    except RuntimeError as error:
+        differences = "; ".join(_differences(weights, agent.state_dict())) or str(error)
+        raise ValueError(
+            f"the policy in {source} has other parameters than the run's agent: {differences}. Give the run the "
+            "environment, the encoders and the gin settings of the run that saved the policy (see its config.txt)."
+        ) from error
 
 
-def _what(content: Any) -> str:
-    if isinstance(content, Mapping):
-        shown = ", ".join(map(str, list(content)[:5])) or "nothing"
-        return f"a dictionary of {shown}{', ...' if len(content) > 5 else ''}"
-    return f"a {type(content).__name__}"
+def _differences(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Parameters that only one state dict has, or whose shapes differ."""
+    missing = [name for name in own if name not in saved]
+    unexpected = [name for name in saved if name not in own and not name.startswith(_IGNORED)]
+    reshaped = [
+        f"{name} ({_shape(saved[name])} in the file, {_shape(own[name])} in the agent)"
+        for name in own
+        if name in saved and saved[name].shape != own[name].shape
+    ]
+    kinds = {"missing in the file": missing, "only in the file": unexpected, "of other shapes": reshaped}
+    return [f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds.items() if names]
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")

@@ -1,4 +1,4 @@
-"""What is due in which epoch, and how the learning rate moves."""
+"""Schedules: which epochs an interval selects, and the learning-rate warm-up."""
 
 from __future__ import annotations
 
@@ -8,27 +8,21 @@ from torch.optim import Optimizer
 
 
 def is_due(epoch: int, interval: int | float | None) -> bool:
-    """Whether something that happens every `interval` epochs, epoch 0 included, happens in `epoch`."""
+    """Whether `epoch` is a multiple of `interval`; False if `interval` is None or infinite."""
     if interval is None or math.isinf(interval):
         return False
     return epoch % int(interval) == 0
 
 
-def warmup_factor(step: int, warmup_steps: int) -> float:
-    """min(1, step / warmup_steps): linear from 0, so that the first update has rate 0, then constant."""
-    if warmup_steps <= 0:
-        return 1.0
-    return min(1.0, step / warmup_steps)
-
-
 class WarmupSchedule:
-    """Sets an optimizer's learning rates as a function of the number of updates done, and of nothing else.
+    """Linear warm-up to a constant learning rate: the factor of update t (from 0) is min(1, t / warmup_steps).
 
-    Having no state of its own it cannot drift from the counters after a resume, nor advance once per process.
+    The rate depends only on the number of updates, so it needs no checkpoint and does not advance once per
+    data-parallel process.
 
     Args:
-        optimizer: its learning rates at construction are those after the warm-up.
-        warmup_steps: updates until the full rate is reached.
+        optimizer: Its current learning rates are the rates after the warm-up.
+        warmup_steps: Updates until the full rate is reached; 0 for a constant rate.
     """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int) -> None:
@@ -36,9 +30,12 @@ class WarmupSchedule:
         self._warmup_steps = warmup_steps
         self._full_rates = [float(group["lr"]) for group in optimizer.param_groups]
 
-    def apply(self, step: int) -> float:
-        """Sets the rates of update number `step` (from 0); returns the first group's."""
-        factor = warmup_factor(step, self._warmup_steps)
+    def apply(self, step: int) -> None:
+        """Sets the learning rates for update number `step`."""
+        factor = min(1.0, step / self._warmup_steps) if self._warmup_steps > 0 else 1.0
         for group, rate in zip(self._optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = rate * factor
-        return self._full_rates[0] * factor
+
+    def get_last_lr(self) -> list[float]:
+        """The current learning rate of each parameter group, as torch's schedulers return it."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups]

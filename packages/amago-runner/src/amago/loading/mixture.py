@@ -1,14 +1,13 @@
-"""Several datasets as one, each drawn from with a weight of its own.
+"""MixtureOfDatasets: samples from several datasets by weight.
 
-A member that becomes ready late, like a replay buffer beside an offline dataset, can be phased in, so that its
-first few trajectories are not drawn over and over.
+The weight of a dataset that becomes ready late, like a replay buffer next to an offline dataset, can be
+annealed, so that its first few trajectories are not sampled over and over.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,12 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from amago.loading.dataset import ExperimentSettings, RLDataset
-from amago.loading.sample import RLData
-from amago.loading.windows import Window
+from amago.loading.rl_data import RLData
 
 
 class HasEpoch(Protocol):
-    """An experiment that knows which epoch it is in."""
+    """An experiment with an epoch counter."""
 
     @property
     def epoch(self) -> int:
@@ -30,23 +28,23 @@ class HasEpoch(Protocol):
 
 
 class MixtureOfDatasets(RLDataset):
-    """Draws every sample from one of several datasets, chosen by weight among those that are ready.
+    """Takes every sample from one of several datasets, chosen by weight among those that are ready.
 
-    With `smooth_sudden_starts` = S, a member with weight w that became ready in epoch e₀ has in epoch e the
-    weight clip(w₀ + (w - w₀)(e - e₀ + 1) / S) between w₀ and w. Members that are not ready weigh nothing. The
-    weights are normalised in the end.
+    With `smooth_sudden_starts` = S, the weight w of a dataset that became ready in epoch e₀ is annealed: in
+    epoch e it is w₀ + (w - w₀)(e - e₀ + 1) / S, clipped between w₀ and w. Datasets that are not ready have
+    weight 0. The weights are normalised to sum to 1.
 
     Args:
         datasets: the members, at least one.
         sampling_weights: w of each member, at least 0, not all 0.
-        initial_sampling_weights: w₀ of each member. Left out, it is w for members that are ready at the start
-            and 0 for the others.
-        smooth_sudden_starts: S in epochs, at least 1; None gives every ready member its w at once.
+        initial_sampling_weights: w₀ of each member. None means w for members that are ready at the start and 0 for
+            the others.
+        smooth_sudden_starts: S in epochs, at least 1; None gives every ready member its full weight at once.
         dset_name: name for logs.
 
     Raises:
         ValueError: if the lists differ in length or a number is out of range.
-        TypeError: for what is no dataset or no number.
+        TypeError: if a member is not an RLDataset or a weight not a number.
     """
 
     def __init__(
@@ -99,27 +97,27 @@ class MixtureOfDatasets(RLDataset):
     def configure(
         self, items_per_epoch: int, max_seq_len: int, padded_sampling: str, has_edit_rights: bool
     ) -> None:
-        """Configures the mixture and all members alike."""
+        """Configures the mixture and all members with the same settings."""
         super().configure(items_per_epoch, max_seq_len, padded_sampling, has_edit_rights)
         for dataset in self.datasets:
             dataset.configure(items_per_epoch, max_seq_len, padded_sampling, has_edit_rights)
         self._start()
 
     def configure_from_experiment(self, experiment: ExperimentSettings) -> None:
-        """Lets the mixture and every member take what they need from the experiment."""
+        """Configures the mixture and every member from the experiment."""
         super().configure_from_experiment(experiment)
         for dataset in self.datasets:
             dataset.configure_from_experiment(experiment)
         self._start()
 
     def seed_sampling(self, seed: int | None, rank: int = 0) -> None:
-        """Fixes the draws of the mixture and of its members."""
+        """Sets the seed and rank of the mixture and its members."""
         super().seed_sampling(seed, rank)
         for dataset in self.datasets:
             dataset.seed_sampling(seed, rank)
 
     def set_epoch(self, epoch: int) -> None:
-        """Moves the mixture and its members on to the draws of `epoch`."""
+        """Moves the mixture and its members on to the samples of `epoch`."""
         super().set_epoch(epoch)
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
@@ -130,19 +128,19 @@ class MixtureOfDatasets(RLDataset):
         return next((d.save_new_trajs_to for d in self.datasets if d.save_new_trajs_to is not None), None)
 
     def note_written(self, path: Path) -> None:
-        """Tells the members, of which the file's folder concerns one."""
+        """Notifies all members."""
         for dataset in self.datasets:
             dataset.note_written(path)
 
     @property
     def ready_for_training(self) -> bool:
-        """Whether there is a member to draw from: one that is ready and not weighted 0 for good."""
+        """Whether any member with a positive weight is ready."""
         return any(
             d.ready_for_training for d, w in zip(self.datasets, self.sampling_weights, strict=True) if w > 0
         )
 
     def update_dset_weights(self, epoch: int) -> dict[str, float]:
-        """Brings the weights to `epoch`; returns each member's weight before and after normalising, by name."""
+        """Computes the weights of `epoch`; returns each member's, before and after normalisation."""
         if self._ready_at_start is None:
             self._start()
         weights = [self._weight(member, epoch) for member in range(len(self.datasets))]
@@ -155,7 +153,7 @@ class MixtureOfDatasets(RLDataset):
         return metrics
 
     def on_end_of_collection(self, experiment: HasEpoch) -> dict[str, float]:
-        """Lets every member finish the collection, then updates the weights."""
+        """Calls `on_end_of_collection` of every member, then updates the weights."""
         metrics: dict[str, float] = {}
         for name, dataset in zip(self.member_names, self.datasets, strict=True):
             metrics |= {
@@ -164,7 +162,7 @@ class MixtureOfDatasets(RLDataset):
         return metrics | self.update_dset_weights(experiment.epoch)
 
     def delete(self) -> None:
-        """Deletes what the members hold."""
+        """Deletes the data of all members."""
         for dataset in self.datasets:
             dataset.delete()
 
@@ -174,49 +172,35 @@ class MixtureOfDatasets(RLDataset):
         return f"{self.dset_name} of " + "; ".join(f"{w:g} x [{d.get_description()}]" for d, w in members)
 
     def sample_random_trajectory(self) -> RLData:
-        """Draws a member, and a trajectory from it."""
+        """Samples a member, and a trajectory from it."""
         return self._random_member().sample_random_trajectory()
 
     def sample_random_slice(self) -> RLData:
-        """Draws a member, and a window from it."""
+        """Samples a member, and a window from it."""
         return self._random_member().sample_random_slice()
 
-    def sample_window(self) -> Window:
-        """Draws a member, and a window from it that need not be read yet."""
-        if type(self).sample_random_slice is not MixtureOfDatasets.sample_random_slice:
-            return super().sample_window()
-        return self._random_member().sample_window()
-
-    @contextmanager
-    def mixing_explained(self) -> Iterator[None]:
-        """A context in which members that hold several kinds of files tell of them."""
-        with ExitStack() as members:
-            for dataset in self.datasets:
-                members.enter_context(dataset.mixing_explained())
-            yield
-
     def worker_state(self) -> Any:
-        """The chances of the members and what these have to tell."""
+        """Sampling probabilities and state of the members."""
         return self._probabilities, [dataset.worker_state() for dataset in self.datasets]
 
     def load_worker_state(self, state: Any) -> None:
-        """Takes over what `worker_state` returned in the main process."""
+        """Takes over `worker_state` of the main process."""
         self._probabilities, members = state
         for dataset, member_state in zip(self.datasets, members, strict=True):
             dataset.load_worker_state(member_state)
 
     def start_worker(self, workers: int) -> None:
-        """Tells the members that they work beside `workers - 1` other copies."""
+        """Starts the members, which share the memory of each worker."""
         for dataset in self.datasets:
             dataset.start_worker(workers * len(self.datasets))
 
     @property
     def workers_can_persist(self) -> bool:
-        """Whether all members' copies may live on."""
+        """Whether this holds for the mixture and all members."""
         return super().workers_can_persist and all(dataset.workers_can_persist for dataset in self.datasets)
 
     def state_dict(self) -> dict[str, Any]:
-        """Since when the members are ready, and the members' own state."""
+        """Epochs since which members are ready, probabilities, and state of the members."""
         return {
             "ready_at_start": self._ready_at_start,
             "ready_since": self._ready_since,
@@ -225,10 +209,10 @@ class MixtureOfDatasets(RLDataset):
         }
 
     def load_state_dict(self, state: dict[str, Any], *, move_later_files_aside: bool = False) -> None:
-        """Goes back to a checkpoint, members included.
+        """Restores the mixture and its members from a checkpoint.
 
         Raises:
-            ValueError: if the checkpoint's mixture had another number of members.
+            ValueError: if the checkpoint has another number of members.
         """
         if len(state["members"]) != len(self.datasets):
             raise ValueError(
@@ -242,7 +226,7 @@ class MixtureOfDatasets(RLDataset):
             dataset.load_state_dict(member_state, move_later_files_aside=move_later_files_aside)
 
     def _start(self) -> None:
-        """Notes who is ready at the start, so that drawing works before the first collection has ended."""
+        """Records which members are ready at the start, so that sampling works before the first collection."""
         self._ready_at_start = [dataset.ready_for_training for dataset in self.datasets]
         self.update_dset_weights(self.epoch)
 
@@ -275,7 +259,7 @@ class MixtureOfDatasets(RLDataset):
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, those that occur again numbered from 2 on."""
+    """The names, with repeated ones numbered from 2 on."""
     seen: dict[str, int] = {}
     distinct: list[str] = []
     for name in names:

@@ -1,12 +1,11 @@
-"""Trackers: where the metrics of a run go.
+"""Metric tracking: a JSON lines file, Weights & Biases and TensorBoard behind one MetricLogger.
 
-`JsonlTracker` always works and needs nothing; `WandbTracker` and `TensorboardTracker` import their libraries
-when they are made. `MultiTracker` joins several.
+`WandbTracker` and `TensorboardTracker` import their libraries when they are created.
 """
 
-from amago.tracking.base import MultiTracker, Tracker
 from amago.tracking.jsonl import JsonlTracker
+from amago.tracking.metric_logger import MetricLogger, Tracker
 from amago.tracking.tensorboard import TensorboardTracker
 from amago.tracking.wandb import WandbTracker
 
-__all__ = ["JsonlTracker", "MultiTracker", "TensorboardTracker", "Tracker", "WandbTracker"]
+__all__ = ["JsonlTracker", "MetricLogger", "TensorboardTracker", "Tracker", "WandbTracker"]

@@ -1,23 +1,22 @@
-"""Metrics as TensorBoard event files, where that library is installed."""
+"""TensorboardTracker: metrics as TensorBoard event files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from amago.tracking.base import Number, as_floats
+from amago.tracking.metric_logger import Number, as_floats
 
 
 class TensorboardTracker:
-    """Writes scalars `{section}/{name}` over one of the axes.
+    """Writes scalars `{section}/{name}`.
 
     Args:
-        log_dir: folder for the event files.
-        step_axis: the axis that becomes the step, in whole numbers; where it is not among the axes of a call,
-            the calls of that section are counted.
+        log_dir: Folder of the event files.
+        step_axis: The axis used as the step. Where a call does not have it, calls of that section are counted.
 
     Raises:
-        ImportError: if tensorboard is not installed; the message says what to install.
+        ImportError: tensorboard is not installed.
     """
 
     def __init__(self, log_dir: str | Path, step_axis: str = "total_frames") -> None:
@@ -37,5 +36,5 @@ class TensorboardTracker:
             self._writer.add_scalar(f"{section}/{name}", value, step)
 
     def close(self) -> None:
-        """Writes out what is buffered."""
+        """Flushes and closes the event file."""
         self._writer.close()

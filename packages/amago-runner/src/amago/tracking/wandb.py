@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases; the library is imported when a tracker is made and not before."""
+"""WandbTracker: metrics on Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amago.tracking.base import Number, as_floats
-
-PROJECT_VARIABLE = "AMAGO_WANDB_PROJECT"
-ENTITY_VARIABLE = "AMAGO_WANDB_ENTITY"
+from amago.tracking.metric_logger import Number, as_floats
 
 
 class WandbTracker:
-    """Logs to a run on Weights & Biases, metrics as `{section}/{name}` and axes under their own names.
+    """Logs metrics as `{section}/{name}` and axes under their own names.
 
-    Follows wandb's own environment variables; with `WANDB_MODE=offline` neither network nor account is needed.
+    wandb's environment variables apply; with `WANDB_MODE=offline` neither network nor account is needed.
 
     Args:
-        project: project's name; else the variable AMAGO_WANDB_PROJECT.
-        entity: user or team; else the variable AMAGO_WANDB_ENTITY.
-        group: group that the run belongs to.
-        name: the run's name.
-        config: settings to keep with the run.
-        log_dir: folder for wandb's files, made if need be.
-        run_id: id of a run to go on with; None begins a new one.
+        project: Project. Defaults to the environment variable AMAGO_WANDB_PROJECT.
+        entity: User or team. Defaults to AMAGO_WANDB_ENTITY.
+        group: Group of the run.
+        name: Name of the run.
+        config: Settings to save with the run.
+        log_dir: Folder of wandb's files, created if necessary.
+        run_id: ID of a run to continue; None starts a new run.
 
     Raises:
-        ImportError: if wandb is not installed; the message says what to install.
+        ImportError: wandb is not installed.
     """
 
     def __init__(
@@ -49,8 +46,8 @@ class WandbTracker:
         if log_dir is not None:
             Path(log_dir).mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=project or os.environ.get(PROJECT_VARIABLE),
-            entity=entity or os.environ.get(ENTITY_VARIABLE),
+            project=project or os.environ.get("AMAGO_WANDB_PROJECT"),
+            entity=entity or os.environ.get("AMAGO_WANDB_ENTITY"),
             group=group,
             name=name,
             config=dict(config or {}),
@@ -62,11 +59,11 @@ class WandbTracker:
 
     @property
     def run_id(self) -> str:
-        """The run's id, with which a resumed process goes on with it."""
+        """The run's ID, to continue it in a resumed process."""
         return str(self._run.id)
 
     def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
-        """Sends one set of metrics."""
+        """Logs metrics and axes in one step."""
         named = {f"{section}/{name}": value for name, value in as_floats(metrics).items()}
         self._run.log(named | as_floats(axes))
 

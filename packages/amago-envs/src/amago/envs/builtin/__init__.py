@@ -1,4 +1,1 @@
-"""Environments that come with the package, one suite per file.
-
-Nothing is imported here: a suite is loaded, with whatever third-party package it needs, only when it is used.
-"""
+"""Builtin environments, one suite per file; import a suite's module to use it (third-party packages load then)."""

@@ -1,4 +1,4 @@
-"""The check that the arguments of all builtin environments share."""
+"""Validation of the builtin environments' arguments."""
 
 import operator
 from typing import SupportsIndex
@@ -8,8 +8,8 @@ def whole_number(name: str, value: SupportsIndex, least: int, why: str = "") -> 
     """`value` as an int of at least `least`.
 
     Raises:
-        TypeError: if it is no whole number.
-        ValueError: if it is too small; `why` says what it must have room for.
+        TypeError: if it is not a whole number.
+        ValueError: if it is less than `least`; `why` is added to the message.
     """
     try:
         number = operator.index(value)

@@ -1,8 +1,8 @@
-"""MetaFrozenLake: k attempts at a frozen lake that is new in every episode.
+"""MetaFrozenLake: k attempts to cross a frozen lake that is new in every episode.
 
-The holes are never observed, so an agent does better in later attempts only by remembering earlier ones:
-the smallest environment that shows in-context adaptation. Positions are plain integers and the lake is a flat
-list, because at this size one numpy call costs more than a whole step.
+Holes are not observed, so an agent improves over the attempts only by remembering earlier ones: a minimal test of
+in-context adaptation. Positions are plain integers and the lake is a flat list, because one numpy call costs more
+than a whole step.
 """
 
 import math

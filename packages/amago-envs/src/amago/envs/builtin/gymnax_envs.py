@@ -1,10 +1,10 @@
-"""Environments of gymnax, which step as many rows as you like inside jax, on a GPU if jax has one.
+"""GymnaxCompatibility: gymnax environments, which step many rows inside jax, on a GPU if jax has one.
 
-gymnax environments are pure functions of a state and a random key. Here they hold both, so that `AMAGOEnv` can
-step them with `batched_envs=num_envs`. Needs gymnax 1.0 or later, which brings jax.
+gymnax environments are pure functions of a state and a random key. The wrapper holds both, so that `AMAGOEnv` can
+step them with `batched_envs=num_envs`. Needs gymnax 1.0 or later, which installs jax.
 
-jax takes most of a GPU's memory when it starts. Where torch shares that GPU, let the process's environment have
-XLA_PYTHON_CLIENT_PREALLOCATE=false, or jax's part in XLA_PYTHON_CLIENT_MEM_FRACTION
+jax allocates most of a GPU's memory when it starts. If torch shares that GPU, set the environment variable
+XLA_PYTHON_CLIENT_PREALLOCATE=false, or limit jax with XLA_PYTHON_CLIENT_MEM_FRACTION
 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). jax is not safe in forked processes, so collect with
 env_mode="already_vectorized".
 
@@ -25,23 +25,23 @@ STEP_RESULTS = 6  # with termination and truncation told apart; releases before 
 
 
 class GymnaxCompatibility(gym.Env[Any, Any]):
-    """N copies of a gymnax environment that step together and start anew by themselves.
+    """N copies of a gymnax environment that step together and reset themselves.
 
         env, params = gymnax.make("Pendulum-v1")
         AMAGOEnv(GymnaxCompatibility(env, num_envs=512, params=params), "Pendulum", batched_envs=512)
 
-    The spaces are those of one copy; what is taken and returned has the leading axis N, and the final observations
-    of ended episodes are in the info as "final_obs". With `num_envs=1` it is an ordinary environment, which has no
-    such axis and is reset by its user.
+    The spaces are those of one copy; actions and results have the leading axis N, and `info["final_obs"]` holds
+    the final observations of ended episodes. With `num_envs=1` it is an ordinary environment without that axis,
+    which its user resets.
 
     Args:
         env: a gymnax environment, or a wrapper of gymnax around one.
         num_envs: N.
-        params: of the environment; None takes its default ones.
+        params: of the environment; None takes its defaults.
 
     Raises:
         ImportError: if jax or gymnax is not installed, or gymnax is older than 1.0.
-        TypeError: if `env` is no gymnax environment, or has a space that is neither Discrete, Box, Dict nor Tuple.
+        TypeError: if `env` is not a gymnax environment, or has a space other than Discrete, Box, Dict and Tuple.
         ValueError: if `num_envs` is less than 1.
     """
 
@@ -60,14 +60,14 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         self._jax = jax
         self._reset = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
         self._step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
-        self._split_keys = jax.jit(lambda key: _two_parts(jax.random.split(key, self.num_envs + 1)))
+        self._split_keys = jax.jit(lambda key: _first_and_rest(jax.random.split(key, self.num_envs + 1)))
         self._key: Any = None
         self._state: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode in every row; a seed fixes all that comes after it."""
+        """Starts an episode in every row; a seed makes everything after it reproducible."""
         super().reset(seed=seed)
         if seed is not None or self._key is None:
             self._key = self._jax.random.key(int(self.np_random.integers(2**32)))
@@ -76,7 +76,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         return _in_form_of(self.observation_space, self._fetch(obs)), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps every row; those whose episode ended return the first observation of their next one."""
+        """Steps every row; rows whose episode ends return the first observation of the next one."""
         if self._state is None:
             raise RuntimeError("step was called before the first reset: call reset() first")
         actions = np.asarray(action, self.action_space.dtype)
@@ -92,7 +92,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         info = dict(info)
         final_obs = info.pop("final_observation", None)
         if self.num_envs == 1:
-            # Whoever resets it wants to see how the episode ended.
+            # The caller resets it, and needs the final observation.
             obs = obs if final_obs is None else final_obs
             info = self._jax.tree.map(lambda rows: rows[0], info)
         obs, reward, terminated, truncated = self._fetch((obs, reward, terminated, truncated))
@@ -101,12 +101,12 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         return _in_form_of(self.observation_space, obs), reward, terminated, truncated, info
 
     def _fetch(self, arrays: Any) -> Any:
-        """Numpy arrays of arrays on the device, in one go; without their first axis if there is but one row."""
+        """Device arrays as numpy arrays, in one transfer; without their first axis if N is 1."""
         fetched = self._jax.device_get(arrays)
         return fetched if self.num_envs > 1 else self._jax.tree.map(lambda rows: rows[0], fetched)
 
 
-GymnaxCompatability = GymnaxCompatibility  # as it is spelled in programs that exist
+GymnaxCompatability = GymnaxCompatibility  # the reference's spelling
 
 
 def _import_jax() -> Any:
@@ -117,12 +117,12 @@ def _import_jax() -> Any:
         raise ImportError(f"environments of gymnax need gymnax and jax ({error}): {INSTALL}") from error
 
 
-def _two_parts(keys: Any) -> tuple[Any, Any]:
+def _first_and_rest(keys: Any) -> tuple[Any, Any]:
     return keys[0], keys[1:]
 
 
 def _gymnasium_space(space: Any) -> gym.Space[Any]:
-    """The gymnasium space of the same kind, found by name so that gymnax's module need not be imported."""
+    """The gymnasium space of the same kind, by class name, so that gymnax's modules need not be imported."""
     kind = type(space).__name__
     if kind == "Discrete":
         return gym.spaces.Discrete(int(space.n))
@@ -131,9 +131,9 @@ def _gymnasium_space(space: Any) -> gym.Space[Any]:
         low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
         return gym.spaces.Box(low, high, shape, dtype.type)
     if kind == "Dict":
-        return gym.spaces.Dict({key: _gymnasium_space(part) for key, part in space.spaces.items()})
+        return gym.spaces.Dict({key: _gymnasium_space(child) for key, child in space.spaces.items()})
     if kind == "Tuple":
-        return gym.spaces.Tuple([_gymnasium_space(part) for part in space.spaces])
+        return gym.spaces.Tuple([_gymnasium_space(child) for child in space.spaces])
     raise TypeError(f"a gymnax space must be Discrete, Box, Dict or Tuple, got {space}")
 
 
@@ -141,7 +141,7 @@ def _in_form_of(space: gym.Space[Any], obs: Any) -> Any:
     """`obs` with dicts for Dict spaces: gymnax has dataclasses there, or mappings of other types."""
     if isinstance(space, gym.spaces.Dict):
         values = obs if isinstance(obs, Mapping) else vars(obs)
-        return {key: _in_form_of(part, values[key]) for key, part in space.spaces.items()}
+        return {key: _in_form_of(child, values[key]) for key, child in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(_in_form_of(part, each) for part, each in zip(space.spaces, obs, strict=True))
+        return tuple(_in_form_of(child, each) for child, each in zip(space.spaces, obs, strict=True))
     return np.asarray(obs)

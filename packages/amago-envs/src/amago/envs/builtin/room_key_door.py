@@ -1,7 +1,7 @@
 """RoomKeyDoor: find a key, then a door, in a dark room; again and again in the same room.
 
-Within one rollout the room stays the same, so an agent with memory walks straight to the key and the door
-from its second visit on.
+The room stays the same within a rollout, so an agent with memory walks straight to the key and the door from its
+second visit on.
 """
 
 from typing import Any
@@ -80,7 +80,7 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
         return x, y
 
     def generate_task(self) -> None:
-        """Draws start, key and door (those drawn are apart from each other) and what the actions do."""
+        """Draws start, key and door, in different cells, and the meaning of the actions."""
         taken = [location for location in self._fixed if location is not None]
         drawn: list[Location] = []
         for location in self._fixed:
@@ -122,7 +122,7 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
         return np.array(values, np.float32)
 
     def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One move, or the move back to the start when the visit before it is over."""
+        """One move, or the move back to the start after a visit has ended."""
         if self._rollout_steps is None:
             raise RuntimeError("RoomKeyDoor.step was called outside an episode: call reset() first")
         if not 0 <= action < 5:

@@ -1,8 +1,8 @@
 """T-Mazes after Ni et al. 2023, "When Do Transformers Shine in RL? Decoupling Memory from Credit Assignment".
 
-A corridor with a T at its end. An oracle cell at the other end shows once on which side the goal is, so the
-last action needs a memory as long as the corridor. The passive maze starts on the oracle and tests memory
-alone; in the active one the agent must first step back to the oracle, which tests credit assignment as well.
+A corridor with a T at its end. An oracle cell at the other end shows once on which side the goal is, so the last
+action needs a memory as long as the corridor. The passive maze starts on the oracle and tests memory alone; in the
+active one the agent must first step back to the oracle, which also tests credit assignment.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ SUCCESS_KEY = f"{AMAGO_ENV_LOG_PREFIX} Success"
 
 
 class _TMaze(gym.Env[npt.NDArray[np.float32], int]):
-    """The maze that both variants share; they set where it starts and which step the penalty begins with."""
+    """Base of both variants, which set `start_x` and `first_penalised_step`."""
 
     start_x: int
     first_penalised_step: int

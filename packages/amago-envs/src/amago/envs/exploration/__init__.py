@@ -1,4 +1,4 @@
-"""Exploration: wrappers around training environments that add noise to the policy's actions."""
+"""Exploration: wrappers of training environments that add noise to the policy's actions."""
 
 from amago.envs.exploration.base import (
     ExplorationWrapper,

@@ -1,4 +1,4 @@
-"""The base of exploration wrappers and the registry of their names."""
+"""ExplorationWrapper, the base class of exploration strategies, and their registry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -7,27 +7,27 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.compat import ForwardingWrapper, find_attribute
+from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.registry import Registry
 from amago.envs.seeding import stream
-from amago.hindsight.timestep import Array, Timestep
+from amago.hindsight import Array, Timestep
 
 
 class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
     """Adds noise to the policy's actions in a training environment.
 
-    Stands between AMAGOEnv and the vector environment. What is recorded is the action that was executed.
-    Subclasses override `add_exploration_noise`; the random numbers come from `self.rng`.
+    It wraps the AMAGOEnv inside a vector environment; the executed action is the one that is recorded. Subclasses
+    override `add_exploration_noise` and draw random numbers from `self.rng`.
 
     Args:
         amago_env: the AMAGOEnv, with E = `batched_envs` environments.
 
     Attributes:
-        global_step: steps taken so far in this actor, all episodes together.
+        global_step: steps of this actor so far, over all episodes.
         rng: the wrapper's own random generator.
 
     Raises:
-        TypeError: if `amago_env` is no AMAGOEnv or wrapper of one.
+        TypeError: if `amago_env` is not an AMAGOEnv or a wrapper of one.
     """
 
     def __init__(self, amago_env: gym.Env[Any, Any]) -> None:
@@ -46,13 +46,13 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
 
     @property
     def _local_step(self) -> npt.NDArray[np.int64]:
-        """(E,) int64, steps since the start of each episode; a new array, which subclasses may keep."""
+        """(E,) int64, steps since the start of each episode; newly allocated."""
         return self._steps_before + self._steps_counted
 
     @_local_step.setter
     def _local_step(self, steps: npt.NDArray[np.int64]) -> None:
         self._steps_before = steps
-        self._steps_counted = 0  # counting a plain number is ten times as quick as an array
+        self._steps_counted = 0  # an int counts ten times as fast as an array
 
     def seed_exploration(self, generator: np.random.Generator) -> None:
         """Draws all further random numbers from `generator`."""
@@ -63,7 +63,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         """The action to execute.
 
         Args:
-            action: policy actions with the leading axis E; not to be changed in place.
+            action: policy actions with the leading axis E; must not be changed in place.
             local_step: (E,) int64, steps since the start of each episode.
 
         Returns:
@@ -93,7 +93,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         """Executes the noisy action; the timestep's `prev_action` shows it."""
         result: Any = self.env.step(self.action(action))
         if self.batched_envs == 1:
-            # The caller resets a single environment.
+            # The caller resets single environments.
             self.count_step()
             return result
         self.global_step += 1
@@ -106,18 +106,17 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         return result
 
     @classmethod
-    def actions_together(cls, wrappers: Sequence["ExplorationWrapper"], actions: Array) -> Array:
-        """What each of n wrappers of this class, all around single environments, makes of its row of `actions`.
+    def batched_actions(cls, wrappers: Sequence["ExplorationWrapper"], actions: Array) -> Array:
+        """`action` of n wrappers of this class, all around single environments, each for its row of `actions`.
 
-        Gives what `action` gives for one row after the other. Subclasses may do it quicker, but must draw from
-        the same generators in the same order.
+        Subclasses may override it with a faster version that draws from the same generators in the same order.
         """
         return np.concatenate(
             [wrapper.action(actions[row : row + 1]) for row, wrapper in enumerate(wrappers)]
         )
 
     def count_step(self) -> None:
-        """Counts a step that was taken past `step`, in a single environment."""
+        """Counts a step of a single environment that was taken without calling `step`."""
         self.global_step += 1
         self._steps_counted += 1
 
@@ -125,7 +124,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         """Called when the episodes of `rows` begin: after a reset, or when a batched environment resets itself."""
 
     def exploration_state(self) -> dict[str, Any]:
-        """All that a resumed run needs to go on with the same noise, as plain numbers, strings and lists."""
+        """The state that a resumed run needs to continue with the same noise, JSON-able."""
         return {
             "global_step": self.global_step,
             "local_step": self._local_step.tolist(),
@@ -133,7 +132,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         }
 
     def load_exploration_state(self, state: dict[str, Any]) -> None:
-        """Restores what `exploration_state` returned; raises ValueError if it belongs to another wrapper."""
+        """Restores `exploration_state`; raises ValueError if it belongs to another wrapper."""
         try:
             local_step, rng_state = state["local_step"], dict(state["rng"])
             global_step = int(state["global_step"])
@@ -141,7 +140,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
             raise ValueError(f"the exploration state lacks {error}; it holds {sorted(state)}") from None
         if len(local_step) != self.batched_envs:
             raise ValueError(
-                f"the state is of {len(local_step)} environments, and here are {self.batched_envs}"
+                f"the state is of {len(local_step)} environments, but this wrapper has {self.batched_envs}"
             )
         bit_generator = getattr(np.random, str(rng_state["bit_generator"]))()
         bit_generator.state = rng_state
@@ -152,12 +151,12 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
 
     @property
     def return_history(self) -> Any:
-        """`return_history` of the wrapped environment, for wrappers inside that keep one (SequenceWrapper)."""
+        """`return_history` of the wrapped environment, for wrappers inside that have one (SequenceWrapper)."""
         return find_attribute(self.env, "return_history")
 
     @property
     def success_history(self) -> Any:
-        """`success_history` of the wrapped environment, for wrappers inside that keep one (SequenceWrapper)."""
+        """`success_history` of the wrapped environment, for wrappers inside that have one (SequenceWrapper)."""
         return find_attribute(self.env, "success_history")
 
 
@@ -174,7 +173,7 @@ exploration_registry: Registry[ExplorationWrapper] = Registry("exploration strat
 
 
 def register_exploration(name: str) -> Callable[[_Wrapper], _Wrapper]:
-    """Class decorator that makes an exploration wrapper available as `name`; ValueError if the name is taken."""
+    """Class decorator that registers an exploration wrapper as `name`; raises ValueError if the name is taken."""
     return exploration_registry.register(name)
 
 

@@ -1,7 +1,8 @@
 """Epsilon-greedy exploration: a random action with probability epsilon, or noise of that scale on a Box.
 
-Epsilon falls linearly over an actor's training steps. The bilevel form (AMAGO, Grigsby et al. 2023, appendix A)
-also moves it within each rollout, from much exploration at the start of an unknown task to little at its end.
+Epsilon decreases linearly over an actor's training steps. The bilevel schedule (AMAGO, Grigsby et al. 2023,
+appendix A) also changes it within each rollout, from much exploration at the start of an unknown task to little at
+its end.
 """
 
 import operator
@@ -14,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.exploration.base import ExplorationWrapper, register_exploration
-from amago.hindsight.timestep import Array
+from amago.hindsight import Array
 
 
 @register_exploration("bilevel")
 @gin.configurable(module="amago.envs.exploration")
 class BilevelEpsilonGreedy(ExplorationWrapper):
-    """Epsilon that moves linearly both over training and within each rollout.
+    """Epsilon that changes linearly both over training and within each rollout.
 
-    In a rollout it goes from a start value to an end value over `rollout_horizon` steps and stays there; each of
-    the two values goes from its first to its second setting over `steps_anneal` steps of this actor.
+    In a rollout it changes from a start value to an end value over `rollout_horizon` steps and stays there; each
+    of the two values changes from its first to its second setting over `steps_anneal` steps of this actor.
 
     Args:
         amago_env: the AMAGOEnv.
@@ -33,8 +34,8 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         eps_end_start: epsilon at the end of a rollout at the start of training.
         eps_end_end: epsilon at the end of a rollout after `steps_anneal`.
         steps_anneal: steps of this actor over which the schedule runs, at least 1.
-        randomize_eps: multiply epsilon by a number drawn from [0, 1) for each episode, so that the schedule is a
-            ceiling and actors cover everything below it.
+        randomize_eps: multiply epsilon by a uniform random number in [0, 1) for each episode, so that the schedule
+            is an upper bound.
 
     Raises:
         ValueError: for a negative epsilon, or a horizon or annealing time below 1.
@@ -87,7 +88,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
             local_step: (E,) int64, steps since the start of each episode.
 
         Returns:
-            (E,) float64, freshly allocated: subclasses may edit it in place.
+            (E,) float64, newly allocated: subclasses may edit it in place.
         """
         start, end = self._ends_of_rollout()
         if start == end:
@@ -105,12 +106,12 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         )
 
     @classmethod
-    def actions_together(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
+    def batched_actions(cls, wrappers: Sequence[ExplorationWrapper], actions: Array) -> Array:
         if (
             cls.action is not ExplorationWrapper.action
             or cls.add_exploration_noise is not BilevelEpsilonGreedy.add_exploration_noise
         ):
-            return super().actions_together(wrappers, actions)
+            return super().batched_actions(wrappers, actions)
         greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
         epsilons = _single_epsilons(greedy)
         sizes = greedy[0]._sizes
@@ -143,14 +144,14 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
 @register_exploration("egreedy")
 @gin.configurable(module="amago.envs.exploration")
 class EpsilonGreedy(BilevelEpsilonGreedy):
-    """Epsilon that falls linearly over training and is the same throughout a rollout.
+    """Epsilon that decreases linearly over training and is constant within a rollout.
 
     Args:
         amago_env: the AMAGOEnv.
         eps_start: epsilon at the start of training.
         eps_end: epsilon after `steps_anneal`.
         steps_anneal: steps of this actor over which the schedule runs, at least 1.
-        randomize_eps: multiply epsilon by a number drawn from [0, 1) for each episode.
+        randomize_eps: multiply epsilon by a uniform random number in [0, 1) for each episode.
 
     Raises:
         ValueError: for a negative epsilon or an annealing time below 1.
@@ -177,7 +178,7 @@ class EpsilonGreedy(BilevelEpsilonGreedy):
 
 
 def _single_epsilons(wrappers: Sequence[BilevelEpsilonGreedy]) -> list[float]:
-    """`current_eps` of single environments, in plain numbers where that is the same: a tenth of the time."""
+    """`current_eps` of single environments; in Python floats, ten times as fast, unless it is overridden."""
     epsilons = []
     for wrapper in wrappers:
         if wrapper._epsilon_is_own:
@@ -205,7 +206,7 @@ def _noise_for(space: gym.spaces.Space[Any]) -> _Noise:
 
 
 def _num_choices(space: gym.spaces.Space[Any]) -> npt.NDArray[np.int64]:
-    """How many choices there are for each of the K numbers of an action, (K,)."""
+    """The number of choices for each of the K components of an action, (K,)."""
     if isinstance(space, gym.spaces.Discrete):
         return np.array([space.n])
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -213,12 +214,12 @@ def _num_choices(space: gym.spaces.Space[Any]) -> npt.NDArray[np.int64]:
     if isinstance(space, gym.spaces.MultiBinary):
         return np.full(space.shape, 2)
     raise TypeError(
-        f"no exploration noise is known for the action space {space}; override add_exploration_noise"
+        f"there is no exploration noise for the action space {space}; override add_exploration_noise"
     )
 
 
 def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
-    """Uniformly random actions of K choices; the action is replaced as a whole or not at all."""
+    """Noise that replaces an action of K components, as a whole, by a uniformly random one."""
 
     def add_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
         num_envs = len(eps)
@@ -226,7 +227,7 @@ def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
         if not np.count_nonzero(explores):
             return action
         noisy = action.reshape(num_envs, -1).copy()
-        # floor(u * n) is uniform enough for any n an action space can have, and far cheaper than rng.integers.
+        # floor(u * n) is uniform enough for any action space, and far cheaper than rng.integers.
         drawn = (rng.random((num_envs, len(sizes))) * sizes).astype(np.int64)
         noisy[explores] = drawn[explores]
         replaced: Array = noisy.reshape(action.shape)

@@ -1,14 +1,19 @@
-"""From steps to trajectory files, beside the stepping path.
+"""Recording: from the steps of a vector environment to trajectory files.
 
-- `lengths`: after how many steps a piece of an episode is written
-- `pieces`: the steps of unfinished pieces of all rows, in a few arrays
-- `writer`: the thread that writes files
-- `recorder`: TrajectoryRecorder, which joins the three
-- `wrapper`: SequenceWrapper and EnvCreator, for single environments that record themselves
+- `recorder`: TrajectoryRecorder, and SplitRecorder for two halves of a vector environment
+- `episode_buffer`: the steps of unfinished segments of all rows
+- `file_writer`: the thread that writes files
+- `sequence_wrapper`: SequenceWrapper and EnvCreator, for single environments that record themselves
 """
 
-from amago.envs.recorder.recorder import TrajectoryRecorder
-from amago.envs.recorder.wrapper import EnvCreator, SequenceWrapper
-from amago.envs.recorder.writer import TrajectoryWriteError
+from amago.envs.recorder.file_writer import TrajectoryWriteError
+from amago.envs.recorder.recorder import SplitRecorder, TrajectoryRecorder
+from amago.envs.recorder.sequence_wrapper import EnvCreator, SequenceWrapper
 
-__all__ = ["EnvCreator", "SequenceWrapper", "TrajectoryRecorder", "TrajectoryWriteError"]
+__all__ = [
+    "EnvCreator",
+    "SequenceWrapper",
+    "SplitRecorder",
+    "TrajectoryRecorder",
+    "TrajectoryWriteError",
+]

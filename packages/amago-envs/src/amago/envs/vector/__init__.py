@@ -1,27 +1,28 @@
-"""Environments stepped together: in this process, in worker processes, or vectorized by themselves.
+"""Vector environments: stepped in this process, in worker processes, or by an environment that is a batch itself.
 
-- `types`: what goes in and comes out of a step
-- `buffers`: the arrays that everything is written into, shared or not
-- `group`: steps a few environments and writes their rows; `members`: what it keeps of each
-- `self_resetting`: what is special about environments that reset themselves
-- `watching`: waiting for messages that come in quick succession; `hanging`: workers that do not answer
-- `base`, `sync`, `async_env`: the vector environments
-- `workers`, `worker`, `processes`: the worker processes, seen from outside and from inside
-- `factory`: chooses between them
+- `base`: VectorEnv, PolicyInput, VectorStep
+- `make`: make_vector_env, which chooses among the classes
+- `shared_arrays`: the arrays of a step, in ordinary or shared memory
+- `env_group`: steps the environments of one process; `batched_stepper`: the fast path for single environments
+- `sync`, `async_env`: the two vector environments; `worker`: what runs in the worker processes
+- `split`: two asynchronous vector environments, for double buffering
+- `gin_bindings`: sends gin's bindings to spawned workers
 """
 
 from amago.envs.vector.async_env import AsyncVectorEnv
-from amago.envs.vector.factory import make_vector_env
+from amago.envs.vector.base import EnvWorkerError, PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector.make import make_split_vector_env, make_vector_env
+from amago.envs.vector.split import SplitVectorEnv
 from amago.envs.vector.sync import SyncVectorEnv
-from amago.envs.vector.types import EnvWorkerError, PartedVectorEnv, PolicyInput, VectorEnv, VectorStep
 
 __all__ = [
     "AsyncVectorEnv",
     "EnvWorkerError",
-    "PartedVectorEnv",
     "PolicyInput",
+    "SplitVectorEnv",
     "SyncVectorEnv",
     "VectorEnv",
     "VectorStep",
+    "make_split_vector_env",
     "make_vector_env",
 ]

@@ -1,30 +1,69 @@
-"""Environments in worker processes: several per process, shared memory, one round trip per step.
+"""AsyncVectorEnv: environments in worker processes, several per process, with one round trip per step.
 
-The workers form two parts, which can be stepped in turns: while the environments of one take their step, a policy
-acts for those of the other (double buffering).
+Workers make their environments themselves and send their spaces; the main process then allocates the shared block
+and sends its file descriptor. Nothing is left behind: the memory is anonymous, workers end with the main process,
+and closing, a failed start, garbage collection and the interpreter's exit all end them.
 """
 
+import contextlib
+import mmap
+import os
 import pickle
-from collections.abc import Sequence
+import signal
+import socket
+import struct
+import time
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing import reduction, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from amago.envs.vector.base import Part
-from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv, StepNotes
-from amago.envs.vector.types import ExplorationState, PolicyInput, VectorStep
-from amago.envs.vector.worker import GET_EXPLORATION, RENDER, RESET, SET_EXPLORATION, STEP
-from amago.envs.vector.workers import WorkerProcesses
-from amago.hindsight.timestep import Array
+from amago.envs.interrupts import defer_interrupts
+from amago.envs.vector.base import EnvWorkerError, ExplorationState, PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector.env_group import ExplorationSetup, GroupSpec, MakeEnv, merge_specs
+from amago.envs.vector.gin_bindings import bindings_for_workers
+from amago.envs.vector.shared_arrays import StepArrays, carve, layout, open_shared_block, required_bytes
+from amago.envs.vector.worker import (
+    BEING_CLOSED,
+    CALL,
+    CLOSE,
+    GET_EXPLORATION,
+    RENDER,
+    RESET,
+    SET_EXPLORATION,
+    STEP,
+    SharedRows,
+    WorkerFailure,
+    WorkerSetup,
+    worker_main,
+)
+from amago.hindsight import Array
 
-Notes = list[tuple[int, StepNotes]]
-"""What the groups of environments tell beside their arrays, each with the first row of the group."""
+CLOSE_SECONDS = 5.0  # for environments to close by themselves
+TERMINATE_SECONDS = 1.0
 
 
-class AsyncVectorEnv(WorkerProcesses):
-    """A `PartedVectorEnv` over worker processes; arguments as in `WorkerProcesses`.
+class AsyncVectorEnv(VectorEnv):
+    """A `VectorEnv` over worker processes.
 
-    The parts are the rows of the first half of the workers and those of the others; one worker makes one part.
-    Whatever else is asked while a part is in flight waits until that step is done; `receive` still returns it,
-    unless a reset came in between.
+    An error while a command runs closes all environments: an answer that nobody read would be taken for the answer
+    to the next command.
+
+    Args:
+        groups: the callables of each worker's environments.
+        exploration: wrapped around each environment.
+        context: how processes start; those that inherit nothing receive gin's bindings.
+        seed, rank, role: of the environments' random streams.
+        first_index: number of the first environment, for its random stream and error messages.
+        env_timeout: seconds after which a worker that does not answer is ended with an error; None waits forever.
+
+    Raises:
+        EnvWorkerError: if an environment cannot be made.
+        ValueError: if the environments have different spaces, or cannot be sent to their processes.
     """
 
     def __init__(
@@ -36,130 +75,309 @@ class AsyncVectorEnv(WorkerProcesses):
         seed: int | None,
         rank: int,
         role: str,
+        first_index: int = 0,
         env_timeout: float | None = None,
     ) -> None:
-        super().__init__(
-            groups, exploration, context, seed=seed, rank=rank, role=role, env_timeout=env_timeout
+        self._env_timeout = env_timeout
+        self._doing = "making its environments"
+        self._envs_per_group = [len(group) for group in groups]
+        self._first_index = first_index
+        self._has_exploration = exploration.wrapper_type is not None
+        self._conns: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._closed = False
+        # Holds no reference to self, so that it also runs when this object is collected; at exit it runs in any
+        # case.
+        self._finalizer = weakref.finalize(self, _end_workers, self._conns, self._processes, os.getpid())
+        gin_bindings = [] if context.get_start_method() == "fork" else bindings_for_workers()
+        try:
+            index = first_index
+            for group in groups:
+                self._start_worker(
+                    context,
+                    WorkerSetup(
+                        make_envs=group, first_index=index, exploration=exploration, gin_bindings=gin_bindings
+                    ),
+                )
+                index += len(group)
+            specs: list[GroupSpec] = [self._receive(i) for i in range(len(groups))]
+            spec = merge_specs(specs, first_index)
+            arrays = self._share_block(specs, spec)
+            super().__init__(spec, arrays, first_index=first_index, seed=seed, rank=rank, role=role)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_worker(self, context: BaseContext, setup: WorkerSetup) -> None:
+        ours, theirs = context.Pipe()
+        # Spawned processes receive only what they are sent, so there is nothing to close in them.
+        inherited = (*self._conns, ours) if context.get_start_method() == "fork" else ()
+        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=worker_main,
+            args=(theirs, inherited, setup),
+            name=f"amago-envs-{setup.first_index}",
+            daemon=True,
         )
-        workers = len(groups)
-        bounds = [0, workers // 2, workers] if workers > 1 else [0, workers]
-        self._workers_of = [range(*bounds[i : i + 2]) for i in range(len(bounds) - 1)]
-        starts = [*self._first_rows, self.num_envs]
-        self._parts = [
-            Part(slice(starts[of.start], starts[of.stop]), self._arrays) for of in self._workers_of
-        ]
-        self.parts = tuple(part.rows for part in self._parts)
-        # By number of the part that is in flight: what its workers answered, None as long as nobody has looked
-        self._in_flight: dict[int, Notes | None] = {}
+        self._conns.append(ours)
+        _limit_waiting(ours, self._env_timeout)
+        try:
+            with defer_interrupts(), _interrupts_blocked_in_children(context):
+                process.start()
+                self._processes.append(process)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise _unpicklable(setup, context, error) from error
+        finally:
+            # Only the worker may hold its end, so that its death ends the pipe.
+            theirs.close()
+
+    def _share_block(self, specs: Sequence[GroupSpec], spec: GroupSpec) -> StepArrays:
+        fields = layout(spec.observation_space, spec.rl2_space, spec.action_space)
+        num_rows = sum(spec.rows_per_env)
+        size = required_bytes(fields, num_rows)
+        descriptor = open_shared_block(size)
+        try:
+            self._first_rows: list[int] = []
+            start = 0
+            for i, group_spec in enumerate(specs):
+                stop = start + sum(group_spec.rows_per_env)
+                rows = SharedRows(fields=fields, num_rows=num_rows, start=start, stop=stop)
+                self._send(i, pickle.dumps(rows))
+                reduction.send_handle(self._conns[i], descriptor, self._processes[i].pid)
+                self._first_rows.append(start)
+                start = stop
+            return carve(fields, num_rows, mmap.mmap(descriptor, size))
+        finally:
+            os.close(descriptor)
 
     def reset(self, seed: int | None = None) -> PolicyInput:
-        self._finish_steps()
-        self._in_flight.clear()
-        seeds = self._seeds(seed)
+        if self._pending is not None and not self._closed:
+            # The results of a step or call that was not waited for are discarded.
+            self._pending = None
+            self._receive_all()
+        self._check_ready()
         self._doing = "resetting"
-        names: list[str] = []
-        try:
-            for i, part in enumerate(self._by_worker(seeds)):
-                self._send(i, RESET + pickle.dumps(part))
-            for i in range(len(self._conns)):
-                names += self._receive(i)
-        except BaseException:
-            # As in step.
-            self.close()
-            raise
-        return self._after_reset(names)
+        seeds = self._by_worker(self._seeds(seed))
+        self._send_all([RESET + pickle.dumps(group_seeds) for group_seeds in seeds])
+        names = [name for group_names in self._receive_all() for name in group_names]
+        self.env_names = self._names_by_row(names)
+        return self._inputs
 
-    def step(self, actions: Array) -> VectorStep:
-        if self._in_flight:
-            raise RuntimeError(
-                f"part {min(self._in_flight)} is in flight: receive its step before the next step"
-            )
+    def step_async(self, actions: Array) -> None:
         self._check_actions(actions)
         self._arrays.policy_actions[...] = actions
-        everyone = range(len(self._conns))
-        try:
-            self._ask_to_step(everyone)
-            notes = self._notes_of(everyone)
-        except BaseException:
-            # Interrupted between question and answer, the next call would take this step's answers for its own.
-            self.close()
-            raise
-        return self._read_step(notes)
-
-    def inputs_of(self, part: int) -> PolicyInput:
-        return self._parts[part].inputs
-
-    def send(self, part: int, actions: Array) -> None:
-        if part in self._in_flight:
-            raise RuntimeError(
-                f"part {part} is in flight: receive its step before it is sent the next actions"
-            )
-        target = self._parts[part].arrays.policy_actions
-        self._check_actions(actions, target)
-        target[...] = actions
-        try:
-            self._in_flight[part] = None
-            self._ask_to_step(self._workers_of[part])
-        except BaseException:
-            self.close()
-            raise
-
-    def receive(self, part: int) -> VectorStep:
-        self._check_open()
-        if part not in self._in_flight:
-            raise RuntimeError(f"part {part} is not in flight: send it actions first")
-        try:
-            notes = self._in_flight[part]
-            if notes is None:
-                notes = self._notes_of(self._workers_of[part])
-            del self._in_flight[part]
-        except BaseException:
-            self.close()
-            raise
-        return self._read_step(notes, self._parts[part])
-
-    def _ask_to_step(self, workers: range) -> None:
         self._doing = "stepping"
-        for i in workers:
-            self._send(i, STEP)
+        self._send_all([STEP] * len(self._conns))
+        self._pending = "step"
 
-    def _notes_of(self, workers: range) -> Notes:
-        """What the workers answer to their step."""
-        notes: Notes = []
-        for i in workers:
-            if (note := self._receive(i)) is not None:
-                notes.append((self._first_rows[i], note))
-        return notes
+    def step_wait(self) -> VectorStep:
+        self._finish_pending("step")
+        notes = zip(self._first_rows, self._receive_all(), strict=True)
+        return self._read_step([(first_row, note) for first_row, note in notes if note is not None])
 
-    def _finish_steps(self) -> None:
-        """Lets the parts in flight arrive, so that the next answers are those to the next question."""
-        self._check_open()
-        try:
-            for part, notes in self._in_flight.items():
-                if notes is None:
-                    self._in_flight[part] = self._notes_of(self._workers_of[part])
-        except BaseException:
-            self.close()
-            raise
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self._check_ready()
+        self._doing = f"its {name!r} was called"
+        self._send_all([CALL + pickle.dumps((name, args, kwargs))] * len(self._conns))
+        self._pending = "call"
+
+    def call_wait(self) -> list[Any]:
+        self._finish_pending("call")
+        return [result for results in self._receive_all() for result in results]
 
     def render(self) -> None:
-        self._finish_steps()
+        self._check_ready()
         self._doing = "rendering"
         self._send(0, RENDER)
         self._receive(0)
 
     def exploration_state(self) -> list[ExplorationState]:
-        self._finish_steps()
-        for i in range(len(self._conns)):
-            self._send(i, GET_EXPLORATION)
-        return [state for i in range(len(self._conns)) for state in self._receive(i)]
+        self._check_ready()
+        self._send_all([GET_EXPLORATION] * len(self._conns))
+        return [state for states in self._receive_all() for state in states]
 
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
-        self._finish_steps()
-        self._check_states(states, len(self._rows_per_env) if self._has_exploration else 0)
-        if not states:
-            return
-        for i, part in enumerate(self._by_worker(states)):
-            self._send(i, SET_EXPLORATION + pickle.dumps(part))
-        for i in range(len(self._conns)):
-            self._receive(i)
+        self._check_ready()
+        self._check_states(states, self._has_exploration)
+        if states:
+            self._send_all(
+                [SET_EXPLORATION + pickle.dumps(group_states) for group_states in self._by_worker(states)]
+            )
+            self._receive_all()
+
+    def close(self) -> None:
+        self._closed = True
+        self._finalizer()
+
+    def _by_worker(self, per_env: Sequence[Any]) -> list[list[Any]]:
+        """Divides a sequence with one entry per environment among the workers."""
+        groups: list[list[Any]] = []
+        start = 0
+        for count in self._envs_per_group:
+            groups.append(list(per_env[start : start + count]))
+            start += count
+        return groups
+
+    def _send_all(self, messages: Sequence[bytes]) -> None:
+        try:
+            for i, message in enumerate(messages):
+                self._send(i, message)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive_all(self) -> list[Any]:
+        try:
+            return [self._receive(i) for i in range(len(self._conns))]
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, worker: int, message: bytes) -> None:
+        try:
+            self._conns[worker].send_bytes(message)
+        except OSError:
+            # A worker that failed has already sent why; that says more than a broken pipe.
+            self._receive(worker)
+            raise self._died(worker) from None
+
+    def _receive(self, worker: int) -> Any:
+        """The answer of a worker, None if it is empty; closes all and raises EnvWorkerError if it failed."""
+        try:
+            message = self._conns[worker].recv_bytes()
+        except BlockingIOError:
+            raise self._timed_out(worker) from None
+        except (EOFError, OSError):
+            raise self._died(worker) from None
+        answer = pickle.loads(message) if message else None
+        if not isinstance(answer, WorkerFailure):
+            return answer
+        self.close()
+        raise EnvWorkerError(
+            f"environment {answer.environment} raised while {answer.doing}: {answer.error}\n\n"
+            f"Traceback of the worker process:\n{answer.worker_traceback}"
+        )
+
+    def _timed_out(self, worker: int) -> EnvWorkerError:
+        message = (
+            f"the worker process of {self._envs_of(worker)} has not answered for {self._env_timeout:g} s while "
+            f"{self._doing_now(worker)}, and was ended. If that may take longer, set env_timeout"
+        )
+        self._processes[worker].kill()  # it would not react to being closed
+        self.close()
+        return EnvWorkerError(message)
+
+    def _died(self, worker: int) -> EnvWorkerError:
+        process = self._processes[worker]
+        process.join(CLOSE_SECONDS)
+        code = process.exitcode
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        message = (
+            f"the worker process of {self._envs_of(worker)} died without a Python exception while "
+            f"{self._doing_now(worker)} ({how})"
+        )
+        self.close()
+        return EnvWorkerError(message)
+
+    def _doing_now(self, worker: int) -> str:
+        """The running command, with the actions of a step."""
+        if self._doing != "stepping":
+            return self._doing
+        rows = slice(*[*self._first_rows, None][worker : worker + 2])
+        return f"stepping with actions {self._arrays.policy_actions[rows].tolist()}"
+
+    def _envs_of(self, worker: int) -> str:
+        """The numbers and names of a worker's environments."""
+        start = sum(self._envs_per_group[:worker])
+        stop = start + self._envs_per_group[worker]
+        first, last = self._first_index + start, self._first_index + stop - 1
+        numbers = f"environment {first}" if first == last else f"environments {first} to {last}"
+        names = []
+        if hasattr(self, "env_names"):
+            first_row = sum(self._rows_per_env[:start])
+            names = self.env_names[first_row : first_row + sum(self._rows_per_env[start:stop])]
+        return f"{numbers} ({', '.join(map(repr, dict.fromkeys(names))) or 'not made yet'})"
+
+
+def _limit_waiting(conn: Connection, seconds: float | None) -> None:
+    """Makes reads from `conn`, an end of a socket pair, raise BlockingIOError after `seconds`.
+
+    A socket option costs nothing per step; `conn.poll(seconds)` would cost a system call. Windows has no such
+    option for its pipes, and waits forever.
+    """
+    if seconds is not None and os.name != "nt":
+        interval = struct.pack("@ll", int(seconds), int(1e6 * (seconds % 1)))
+        with socket.socket(fileno=os.dup(conn.fileno())) as same_socket:
+            same_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked_in_children(context: BaseContext) -> Iterator[None]:
+    """Lets processes start with SIGINT blocked, so that Ctrl-C cannot end one before it ignores SIGINT."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if context.get_start_method() != "fork":
+        # Otherwise started by the first process, which unblocks SIGINT.
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _unpicklable(setup: WorkerSetup, context: BaseContext, error: Exception) -> ValueError:
+    """The error for environments that cannot be pickled for their process."""
+    method = context.get_start_method()
+    for i, make_env in enumerate(setup.make_envs):
+        try:
+            pickle.dumps(make_env)
+        except Exception:
+            name = getattr(make_env, "__qualname__", repr(make_env))
+            return ValueError(
+                f"the callable of environment {setup.first_index + i}, {name!r}, cannot be sent to a process "
+                f"started by {method!r}: use a function at the top level of a module (functools.partial of one "
+                "included) in place of a lambda or an inner function, or mp_context='fork'"
+            )
+    return ValueError(f"the environments cannot be sent to a process started by {method!r}: {error}")
+
+
+def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: int) -> None:
+    """Asks all workers to close, waits for them, and ends those that do not by force."""
+    # A process forked from the owner holds copies of these objects, but the workers are not its children.
+    if os.getpid() != owner:
+        return
+    for conn in conns:
+        with contextlib.suppress(OSError):
+            conn.send_bytes(CLOSE)
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode is None:
+            process.terminate()
+            process.join(TERMINATE_SECONDS)
+        process.kill()
+        process.join()
+        process.close()
+    failures = [failure for conn in conns if (failure := _failure_of_closing(conn)) is not None]
+    for conn in conns:
+        conn.close()
+    for failure in failures:
+        warnings.warn(
+            f"environment {failure.environment} raised while {failure.doing}: {failure.error}\n\n"
+            f"Traceback of the worker process:\n{failure.worker_traceback}",
+            stacklevel=2,
+        )
+
+
+def _failure_of_closing(conn: Connection) -> WorkerFailure | None:
+    """The message of a worker whose environment raised in its `close`, if there is one."""
+    with contextlib.suppress(OSError, EOFError):
+        while conn.poll():
+            message = conn.recv_bytes()
+            answer = pickle.loads(message) if message else None
+            if isinstance(answer, WorkerFailure) and answer.doing == BEING_CLOSED:
+                return answer
+    return None

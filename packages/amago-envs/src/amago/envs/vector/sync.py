@@ -1,21 +1,20 @@
-"""Environments stepped in the main process, one after the other or as one that is vectorized already.
+"""SyncVectorEnv: steps its environments in this process, one after the other.
 
-The quickest choice for environments that take microseconds, and the easiest to debug: exceptions arrive as
-they are.
+The fastest choice for environments that take microseconds, and the easiest to debug: exceptions propagate as they
+are.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from amago.envs.vector.base import BufferedVectorEnv
-from amago.envs.vector.buffers import block_size, carve, layout
-from amago.envs.vector.group import EnvGroup
-from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv, StepNotes
-from amago.envs.vector.types import ExplorationState, PolicyInput, Ready, VectorStep
-from amago.hindsight.timestep import Array
+from amago.envs.vector.base import ExplorationState, PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector.env_group import EnvGroup, ExplorationSetup, MakeEnv
+from amago.envs.vector.shared_arrays import StepArrays, carve, layout, required_bytes
+from amago.hindsight import Array
 
 
-class SyncVectorEnv(BufferedVectorEnv):
-    """A `VectorEnv` without processes; arguments as in `make_vector_env`."""
+class SyncVectorEnv(VectorEnv):
+    """A `VectorEnv` without worker processes; arguments as in `make_vector_env`."""
 
     def __init__(
         self,
@@ -25,53 +24,64 @@ class SyncVectorEnv(BufferedVectorEnv):
         seed: int | None,
         rank: int,
         role: str,
+        first_index: int = 0,
     ) -> None:
-        self._group = EnvGroup(0, in_stages=True)
+        self._group = EnvGroup(first_index)
         self._group.make(make_envs, exploration)
         self._has_exploration = exploration.wrapper_type is not None
         try:
             spec = self._group.spec
-            fields = layout(spec.observation_space, spec.rl2_space, spec.action_space)
-            num_rows = sum(spec.rows_per_env)
-            arrays = carve(fields, num_rows, bytearray(block_size(fields, num_rows)))
-            self._group.attach(arrays)
-            super().__init__(spec, arrays, seed=seed, rank=rank, role=role)
+            super().__init__(
+                spec, self._make_arrays(), first_index=first_index, seed=seed, rank=rank, role=role
+            )
         except BaseException:
             self._group.close()
             raise
 
+    def _make_arrays(self) -> StepArrays:
+        spec = self._group.spec
+        fields = layout(spec.observation_space, spec.rl2_space, spec.action_space)
+        num_rows = sum(spec.rows_per_env)
+        arrays = carve(fields, num_rows, bytearray(required_bytes(fields, num_rows)))
+        self._group.attach(arrays)
+        return arrays
+
     def reset(self, seed: int | None = None) -> PolicyInput:
-        self._check_open()
-        return self._after_reset(self._group.reset(self._seeds(seed)))
+        self._pending = None
+        self._check_ready()
+        self.env_names = self._names_by_row(self._group.reset(self._seeds(seed)))
+        return self._inputs
 
-    def step(self, actions: Array) -> VectorStep:
-        return self._step(actions, None)
-
-    @property
-    def has_stages(self) -> bool:
-        """Whether `step_in_stages` does what `step` does: not where a subclass or a patch has changed that."""
-        return type(self).step is _STEP and "step" not in vars(self)
-
-    def step_in_stages(self, actions: Array, ready: Ready) -> VectorStep:
-        """`step`, with `ready` called whenever further rows have taken theirs; first rows first, each once."""
-        return self._step(actions, ready)
-
-    def _step(self, actions: Array, ready: Ready | None) -> VectorStep:
+    def step_async(self, actions: Array) -> None:
         self._check_actions(actions)
-        notes: StepNotes | None = self._group.step(actions, ready)
+        self._actions = actions
+        self._pending = "step"
+
+    def step_wait(self) -> VectorStep:
+        self._finish_pending("step")
+        notes = self._group.step(self._actions)
         return self._read_step([(0, notes)] if notes is not None else ())
 
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self._check_ready()
+        self._results = self._group.call(name, *args, **kwargs)
+        self._pending = "call"
+
+    def call_wait(self) -> list[Any]:
+        self._finish_pending("call")
+        return self._results
+
     def render(self) -> None:
-        self._check_open()
+        self._check_ready()
         self._group.render()
 
     def exploration_state(self) -> list[ExplorationState]:
-        self._check_open()
+        self._check_ready()
         return self._group.exploration_state()
 
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
-        self._check_open()
-        self._check_states(states, len(self._rows_per_env) if self._has_exploration else 0)
+        self._check_ready()
+        self._check_states(states, self._has_exploration)
         if states:
             self._group.load_exploration_state(states)
 
@@ -79,6 +89,3 @@ class SyncVectorEnv(BufferedVectorEnv):
         if not self._closed:
             self._closed = True
             self._group.close()
-
-
-_STEP = SyncVectorEnv.step  # the original, so that what is put in its place is noticed

@@ -1,8 +1,7 @@
-"""What runs in a worker process: a group of environments that steps when a token arrives.
+"""The worker process of AsyncVectorEnv: a group of environments that executes commands from a pipe.
 
-The arrays lie in shared memory, so the pipe carries one byte to the worker and, unless there are metrics, new
-names or an error to tell, an empty message back. Torch is never touched here: forked processes may not use
-it.
+The arrays of a step lie in shared memory, so for a step the pipe carries one byte to the worker and, unless there
+are metrics, new names or an error, an empty answer. Torch is never used here: forked processes may not use it.
 """
 
 import contextlib
@@ -22,43 +21,45 @@ from typing import Any
 
 import numpy as np
 
-from amago.envs.vector.buffers import Field, StepArrays, block_size, carve
-from amago.envs.vector.configuration import SentBinding, bind_received
-from amago.envs.vector.group import EnvGroup
-from amago.envs.vector.group_spec import ExplorationSetup, MakeEnv
-from amago.envs.vector.hanging import answer_with_stack
-from amago.envs.vector.watching import Watch
-from amago.hindsight.timestep import Array
+from amago.envs.vector.env_group import EnvGroup, ExplorationSetup, MakeEnv
+from amago.envs.vector.gin_bindings import SentBinding, bind_received
+from amago.envs.vector.shared_arrays import Field, StepArrays, carve, required_bytes
+from amago.hindsight import Array
 
-STEP, RESET, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = b"s", b"r", b"v", b"g", b"l", b"c"
+# The first byte of a message is the command, the rest its pickled arguments.
+STEP, RESET, CALL, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = (
+    b"s",
+    b"r",
+    b"m",
+    b"v",
+    b"g",
+    b"l",
+    b"c",
+)
 PARENT_CHECK_SECONDS = 1.0
 BEING_CLOSED = "being closed"
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerSetup:
-    """What a worker process is started with.
+    """Arguments of a worker process.
 
     Args:
         make_envs: one callable per environment of this worker.
         first_index: number of the first of them among all environments.
         exploration: wrapped around each of them.
-        trace: where the worker writes what it is doing when it is asked because it does not answer.
-        awake: whether to stay awake between commands that come in quick succession.
-        gin_bindings: bound first, in processes that do not inherit the bindings of the main process.
+        gin_bindings: of the main process, if they are not inherited.
     """
 
     make_envs: Sequence[MakeEnv]
     first_index: int
     exploration: ExplorationSetup
-    trace: Connection
-    awake: bool
     gin_bindings: Sequence[SentBinding] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class SharedRows:
-    """Which rows of the shared block belong to a worker; its descriptor is sent separately."""
+    """The rows of the shared block that belong to a worker; its file descriptor is sent separately."""
 
     fields: dict[str, Field]
     num_rows: int
@@ -68,7 +69,7 @@ class SharedRows:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerFailure:
-    """What a worker reports before it ends because an environment raised."""
+    """The last message of a worker whose environment raised."""
 
     environment: str
     doing: str
@@ -77,71 +78,48 @@ class WorkerFailure:
 
 
 def worker_main(conn: Connection, inherited: Sequence[Connection], setup: WorkerSetup) -> None:
-    """Runs until told to close, an environment raises, or the main process is gone.
+    """Executes commands until CLOSE, an exception in an environment, or the end of the main process.
 
     Args:
         conn: the worker's end of its pipe.
-        inherited: ends of pipes that a fork copied into this process; closed, so that every pipe ends with
-            its owner.
+        inherited: ends of other pipes that a fork copied; closed here, so that each pipe ends with its owner.
         setup: the environments.
     """
     # Ctrl-C reaches the whole process group; the main process decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see interrupts_waiting
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked while the process started
     for other in inherited:
         other.close()
-    group_of_parent = _lead_own_group(conn)
-    answer_with_stack(setup.trace)
+    multiprocessing.current_process().daemon = False  # daemons may not start processes, and environments may
+    if hasattr(os, "register_at_fork"):
+        # With a copy in a child of this process, the pipe would not end with this process.
+        os.register_at_fork(after_in_child=conn.close)
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     worker = _Worker(conn)
     try:
         worker.run(setup)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The main process is gone: nobody is left to tell.
-        pass
+        pass  # the main process has ended
     except BaseException as error:  # also of an environment that calls sys.exit
         with contextlib.suppress(OSError):
             conn.send_bytes(pickle.dumps(worker.failure(error)))
     finally:
         with contextlib.suppress(Exception):
-            worker.close()
-        _end_own_processes(group_of_parent)
+            worker.group.close()
         conn.close()
 
 
-def _lead_own_group(conn: Connection) -> int:
-    """Lets environments start processes, in a group that ends with this process; returns the group left for it."""
-    multiprocessing.current_process().daemon = False  # daemons may have no children
-    if not hasattr(os, "setpgid"):
-        return 0
-    # With a copy in a child of this process, its death would not end the pipe.
-    os.register_at_fork(after_in_child=conn.close)
-    group_of_parent = os.getpgid(0)
-    os.setpgid(0, 0)
-    return group_of_parent
-
-
-def _end_own_processes(group_of_parent: int) -> None:
-    """Kills what environments started and did not end; those with a session of their own were meant to stay."""
-    if hasattr(os, "setpgid"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in one of the groups
-            os.setpgid(0, group_of_parent)
-            os.killpg(os.getpid(), signal.SIGKILL)
-
-
 def _exit_with_parent(parent: int) -> None:
-    """Ends this process when the main one has died without a word, even in the middle of a long step."""
+    """Ends this process after the main process was killed, even in the middle of a long step."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_SECONDS)
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 
 class _Worker:
-    """The state of a worker process, kept apart so that a failure can be described from it."""
+    """The state of a worker process, from which a failure is described."""
 
     def __init__(self, conn: Connection) -> None:
         self.conn = conn
@@ -150,15 +128,13 @@ class _Worker:
         self.actions: Array = np.empty(0)
 
     def run(self, setup: WorkerSetup) -> None:
-        if setup.gin_bindings:
-            bind_received(setup.gin_bindings)
+        bind_received(setup.gin_bindings)
         self.group.first_index = setup.first_index
         self.group.make(setup.make_envs, setup.exploration)
         self.conn.send_bytes(pickle.dumps(self.group.spec))
         arrays = self._map(pickle.loads(self.conn.recv_bytes()))
         self.group.attach(arrays)
-        commands = Watch(self.conn, awake=setup.awake)
-        while (message := commands.receive())[:1] != CLOSE:
+        while (message := self.conn.recv_bytes())[:1] != CLOSE:
             self.conn.send_bytes(self._answer(arrays, message))
         self.doing = BEING_CLOSED
         self.group.close()
@@ -166,7 +142,7 @@ class _Worker:
 
     def _map(self, shared: SharedRows) -> StepArrays:
         descriptor = reduction.recv_handle(self.conn)
-        block = mmap.mmap(descriptor, block_size(shared.fields, shared.num_rows))
+        block = mmap.mmap(descriptor, required_bytes(shared.fields, shared.num_rows))
         os.close(descriptor)
         return carve(shared.fields, shared.num_rows, block).rows(shared.start, shared.stop)
 
@@ -181,6 +157,10 @@ class _Worker:
         elif command == RESET:
             self.doing = "being reset"
             answer = group.reset(pickle.loads(message[1:]))
+        elif command == CALL:
+            name, args, kwargs = pickle.loads(message[1:])
+            self.doing = f"its {name!r} was called"
+            answer = group.call(name, *args, **kwargs)
         elif command == RENDER:
             self.doing = "rendering"
             group.render()
@@ -191,7 +171,7 @@ class _Worker:
         return b"" if answer is None else pickle.dumps(answer)
 
     def failure(self, error: BaseException) -> WorkerFailure:
-        """What happened, where, and to whom."""
+        """Describes the exception and the environment that raised it."""
         doing = self.doing
         if doing == "stepping":
             doing += f" with action {self.group.active_rows(self.actions).tolist()}"
@@ -201,6 +181,3 @@ class _Worker:
             error="".join(traceback.format_exception_only(error)).strip(),
             worker_traceback=traceback.format_exc(),
         )
-
-    def close(self) -> None:
-        self.group.close()

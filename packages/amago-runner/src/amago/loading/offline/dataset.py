@@ -1,7 +1,13 @@
-"""OfflineDataset: training on data that others collected, kept in a few long arrays."""
+"""OfflineDataset: training on data that others collected, converted into a replay buffer."""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
+import math
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,39 +16,44 @@ import gin
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import FrozenTraj, Relabeler
-from amago.loading.dataset import RLDataset
+from amago.hindsight import FrozenTraj, Relabeler, trajectory_filename, write_trajectory
+from amago.loading.offline.array_files import (
+    check_same_arrays,
+    episodes_from_file,
+    episodes_from_minari,
+    load_minari,
+)
 from amago.loading.offline.episodes import episodes_from_arrays
-from amago.loading.offline.sources import episodes_from_file, episodes_from_minari, file_of, load_minari
-from amago.loading.offline.store import EpisodeStore, content_of, read_header
-from amago.loading.relabelling import checked_relabeler, relabelled, sees_whole_trajectories
-from amago.loading.sample import RLData, window_bounds
+from amago.loading.replay_buffer import DiskTrajDataset
 
-SAMPLE_BY = ("episodes", "timesteps")
-_REMEDY = "remove it, and it is made anew, or give another folder"
+SAMPLE_BY = {"episodes": "files", "timesteps": "timesteps"}
+_SOURCE_FILE = "source.txt"
+# Time in the names of converted files: fixed, so that equal data gives equal files.
+_CONVERTED_TIME = 0
 
 
 @gin.configurable(module="amago.loading")
-class OfflineDataset(RLDataset):
-    """Draws from a fixed set of episodes; nothing is added and nothing is deleted.
+class OfflineDataset(DiskTrajDataset):
+    """A fixed set of episodes. Nothing is added and nothing is deleted.
+
+    The source is converted once into trajectory files in `{store}/buffer/protected`. The folder is an ordinary
+    dataset folder: `DiskTrajDataset` can use it too, and add new trajectories.
 
     Args:
-        source: a path, as `episodes_from_file` takes it; a mapping of arrays, as `episodes_from_arrays`; a
-            `minari.MinariDataset`; or an iterable of `FrozenTraj`. Those functions say how rows become episodes,
-            and which observation is the last of each.
-        action_space: of the environment, whose actions are turned into one-hots or scaled to [-1, 1]; None if
-            they are that already. A Minari dataset brings its own.
-        observation_space: makes of observations what `AMAGOEnv` makes of them; None takes the arrays as they are.
-        store: folder into which the data is converted once, and which is mapped from then on, now and in later
-            runs; None keeps the data in memory. Whether it holds the source is seen from size and time of a file
-            that has not changed since; anything else is read through.
-        dset_name: name for logs; that of the file or Minari dataset if left out.
-        relabeler: edits each drawn episode before it is sliced, see `amago.hindsight.Relabeler`.
-        sample_by: "episodes" gives every episode the same chance, "timesteps" every transition.
+        source: a path, as for `episodes_from_file`; a mapping of arrays, as for `episodes_from_arrays`; a
+            `minari.MinariDataset`; or an iterable of `FrozenTraj`.
+        action_space: action space of the environment, by which actions are converted to one-hot or to [-1,
+            1]; None if they are already. A Minari dataset has its own.
+        observation_space: converts observations like `AMAGOEnv` does; None keeps the arrays as they are.
+        store: folder of the converted files, which is reused if it was made from the same source. None uses a
+            temporary folder that is removed when the process exits.
+        dset_name: name for logs; None uses the name of the file or Minari dataset.
+        relabeler: edits each sampled episode before it is sliced, see `amago.hindsight.Relabeler`.
+        sample_by: "episodes" gives every episode the same probability, "timesteps" every transition.
 
     Raises:
-        ValueError: naming the array or episode that does not fit, or if `store` holds something else.
-        FileNotFoundError: if there is no such file.
+        ValueError: if an array or episode does not fit, or `store` was made from another source.
+        FileNotFoundError: if the file does not exist.
         ImportError: if the source needs h5py or minari; the message says how to install it.
     """
 
@@ -57,68 +68,106 @@ class OfflineDataset(RLDataset):
         relabeler: Relabeler | None = None,
         sample_by: str = "episodes",
     ) -> None:
-        super().__init__(dset_name or _name_of(source))
         if sample_by not in SAMPLE_BY:
             raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
-        self.sample_by = sample_by
-        self.relabeler = checked_relabeler(relabeler)
-        episodes = _episodes_of(source, action_space, observation_space)
+        name = dset_name or _name_of(source) or type(self).__name__
+        episodes: Iterable[FrozenTraj] = _episodes_of(source, action_space, observation_space)
+        if not isinstance(source, str | Path) and not hasattr(source, "iterate_episodes"):
+            episodes = list(episodes)
         if store is None:
-            self.episodes = EpisodeStore.in_memory(episodes)
-            return
-        folder = Path(store).expanduser()
-        origin, stamp = _origin_of(source, action_space, observation_space), _stamp_of(source)
+            temporary = tempfile.mkdtemp(prefix="amago-offline-")
+            atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+            folder = Path(temporary) / "data"
+        else:
+            folder = Path(store).expanduser()
+        description = _describe(source, episodes, action_space, observation_space)
         if not folder.exists():
-            self.episodes = EpisodeStore.convert(episodes, folder, origin, stamp)
-            return
-        header = read_header(folder)
-        if header["origin"] != origin:
-            raise ValueError(
-                f"store is {folder}, which was made from {header['origin']}, and not from {origin}: {_REMEDY}"
-            )
-        if (stamp is None or header["stamp"] != stamp) and header["content"] != content_of(episodes):
-            raise ValueError(f"store is {folder}, which was made from {origin} with other content: {_REMEDY}")
-        self.episodes = EpisodeStore.open(folder)
+            _convert(episodes, folder, name, description)
+        _check_source(folder, description)
+        super().__init__(
+            folder.parent, folder.name, math.inf, relabeler=relabeler, sample_by=SAMPLE_BY[sample_by]
+        )
+        self.dset_name = name
 
     @classmethod
     def from_minari(cls, dataset_id: str, *, download: bool = False, **arguments: Any) -> OfflineDataset:
-        """The dataset of that id, as `minari.load_dataset` finds it.
+        """The Minari dataset with this id, see `minari.load_dataset`.
 
         Args:
             dataset_id: for example "D4RL/pointmaze/umaze-v2".
-            download: fetch it if this machine does not have it.
+            download: download the dataset if it is not on this machine.
             arguments: the other arguments of `OfflineDataset`.
         """
         return cls(load_minari(dataset_id, download=download), **arguments)
 
+    @property
+    def save_new_trajs_to(self) -> None:
+        """None: collected trajectories are dropped."""
+        return
+
+    def delete(self, delete_protected: bool = False) -> None:
+        """Deletes the converted files only with `delete_protected`."""
+        if delete_protected:
+            super().delete(delete_protected=True)
+
     def get_description(self) -> str:
-        """How much there is."""
-        where = "in memory" if self.episodes.folder is None else f"in {self.episodes.folder}"
-        transitions = int(self.episodes.lengths.sum())
-        return f"{self.dset_name}: {len(self.episodes):,} episodes of {transitions:,} transitions {where}"
+        """Path and number of episodes."""
+        self.index.refresh()
+        return f"{self.dset_name}: {len(self.index.files):,} episodes in {self.protected_folder}"
 
-    def sample_random_trajectory(self) -> RLData:
-        """A whole episode, relabelled, its arrays the caller's own."""
-        traj = self.episodes.whole(self._draw())
-        return RLData.from_trajectory(relabelled(traj, self.relabeler))
 
-    def sample_random_slice(self) -> RLData:
-        """A window of a random episode; only its rows are read, unless a relabeler wants to see all of it."""
-        customised = type(self).sample_random_trajectory is not OfflineDataset.sample_random_trajectory
-        if customised or sees_whole_trajectories(self.relabeler):
-            return super().sample_random_slice()
-        self.check_configured()
-        assert self.max_seq_len is not None
-        number = self._draw()
-        length = int(self.episodes.lengths[number])
-        start, stop = window_bounds(length, self.max_seq_len, self.padded_sampling, self.rng)
-        return RLData.window(self.episodes.slice(number, start, stop), 0, stop - start)
+def _convert(episodes: Iterable[FrozenTraj], folder: Path, env_name: str, description: str) -> None:
+    """Writes the episodes as a new dataset folder, which appears complete or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    protected = unfinished / "buffer" / "protected"
+    protected.mkdir(parents=True)
+    try:
+        first: FrozenTraj | None = None
+        for number, episode in enumerate(episodes):
+            first = first or episode
+            check_same_arrays(first, episode, number)
+            stem = trajectory_filename(env_name, number >> 20, number, _CONVERTED_TIME)
+            write_trajectory(episode, str(protected), stem, "npz", env_name)
+        if first is None:
+            raise ValueError("there is no episode with a transition in the data")
+        (unfinished / _SOURCE_FILE).write_text(description)
+        os.rename(unfinished, folder)
+    except OSError:
+        if not (folder / _SOURCE_FILE).exists():  # otherwise another process has converted it in the meantime
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
-    def _draw(self) -> int:
-        if self.sample_by == "episodes":
-            return int(self.rng.integers(len(self.episodes)))
-        up_to = self.episodes.transitions_up_to
-        return int(np.searchsorted(up_to, self.rng.integers(up_to[-1]), side="right"))
+
+def _check_source(folder: Path, description: str) -> None:
+    try:
+        found = (folder / _SOURCE_FILE).read_text()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"store is {folder}, which is not a converted dataset: give another folder"
+        ) from error
+    if found != description:
+        raise ValueError(
+            f"store is {folder}, which was made from {found}, and not from {description}: remove it to "
+            "convert the source again, or give another folder"
+        )
+
+
+def _describe(source: Any, episodes: Iterable[FrozenTraj], *spaces: gym.Space[Any] | None) -> str:
+    """Identifies the source, a file by size and time and a list of episodes by content, and its spaces."""
+    described = _name_of(source) or type(source).__name__
+    if isinstance(source, str | Path) and Path(source).expanduser().is_file():
+        status = Path(source).expanduser().stat()
+        described = f"{Path(source).name} ({status.st_size} bytes, modified at {status.st_mtime_ns} ns)"
+    elif isinstance(episodes, list):
+        digest = hashlib.blake2b(digest_size=16)
+        for episode in episodes:
+            for name, array in episode.to_dict().items():
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        described = f"{described} ({digest.hexdigest()})"
+    return " with ".join([described, *(repr(space) for space in spaces if space is not None)])
 
 
 def _episodes_of(source: Any, *spaces: gym.Space[Any] | None) -> Iterator[FrozenTraj]:
@@ -128,8 +177,8 @@ def _episodes_of(source: Any, *spaces: gym.Space[Any] | None) -> Iterator[Frozen
         return episodes_from_arrays(source, *spaces)
     if any(space is not None for space in spaces):
         raise ValueError(
-            "action_space and observation_space are for files and arrays; a Minari dataset has its own, and "
-            "trajectories are made already"
+            "action_space and observation_space apply to files and arrays; a Minari dataset has its own spaces, "
+            "and trajectories are converted already"
         )
     if hasattr(source, "iterate_episodes"):
         return episodes_from_minari(source)
@@ -151,20 +200,3 @@ def _name_of(source: Any) -> str | None:
     if isinstance(source, str | Path):
         return Path(source).stem
     return getattr(getattr(source, "spec", None), "dataset_id", None)
-
-
-def _origin_of(source: Any, *spaces: gym.Space[Any] | None) -> str:
-    """What people call the source; not what changes nothing, as where it lies."""
-    origin = Path(source).name if isinstance(source, str | Path) else _name_of(source)
-    origin = origin or type(source).__name__
-    given = [repr(space) for space in spaces if space is not None]
-    return " with ".join([origin, *given])
-
-
-def _stamp_of(source: Any) -> list[int] | None:
-    """Size and time of the last change of the file that the data comes from; None if there is no file."""
-    path = file_of(source)
-    if path is None or not path.is_file():
-        return None
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]

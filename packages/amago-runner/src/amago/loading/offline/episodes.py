@@ -1,13 +1,13 @@
-"""Rows of observations, actions and rewards, split into trajectories.
+"""Splits arrays of observations, actions and rewards into trajectories.
 
-A row t holds the observation that was acted on, the action, and the reward that followed. A trajectory of T
-transitions needs T + 1 observations, so which one comes after the last action of an episode must be settled:
+Row t holds an observation, the action taken there, and the reward that followed. A trajectory of T
+transitions needs T + 1 observations. The final observation of an episode is
 
-- `next_observations` are given: the last of them is the episode's final observation.
-- There is one observation more than actions (one episode, as Minari keeps them): the last one is it.
-- Neither: an episode that terminated keeps its last transition, and its last observation stands in for the final
-  one, whose value is never used as nothing follows. An episode that was cut off by time, or by the end of the
-  data, loses its last transition, whose observation becomes the final one.
+- the last of its `next_observations`, if these are given;
+- the last observation, if there is one more than actions (a single episode, as Minari stores it);
+- otherwise, for an episode that terminated, its last observation repeated: its value is never used. An
+  episode that was truncated, or ends with the data, loses its last transition, and that observation becomes
+  the final one.
 
 N = rows, T = transitions of an episode, A = width of the action representation.
 """
@@ -21,14 +21,15 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.spaces import DEFAULT_KEY, ObservationMapper
+from amago.envs.actions import make_action_codec
+from amago.envs.observations import DEFAULT_KEY, ObservationMapper
 from amago.hindsight import FrozenTraj
-from amago.loading.offline.actions import represent_actions
 
 Array = npt.NDArray[Any]
 
-# What `amago-run convert` adds, so that pieces of episodes come back as they were
+# Arrays that `save_arrays` adds, so that episode segments are restored exactly
 TIME_IDXS, RL2S, ENV_NAMES = "amago/time_idxs", "amago/rl2s", "amago/env_names"
+_ACTION_TOLERANCE = 1e-3  # for files in half precision, and bounds that were rounded
 _TERMINALS = ("terminals", "terminations")
 _TIMEOUTS = ("timeouts", "truncations")
 
@@ -38,21 +39,23 @@ def episodes_from_arrays(
     action_space: gym.Space[Any] | None = None,
     observation_space: gym.Space[Any] | None = None,
 ) -> Iterator[FrozenTraj]:
-    """Splits rows into trajectories, each ending where `terminals` or `timeouts` is true, or with the data.
+    """Splits arrays into one trajectory per episode, ending where `terminals` or `timeouts` is true or the
+    data ends.
 
-    `rl2s` are the rewards and actions of the step before, zeros first. Only `terminals` are stored as `dones`.
+    `rl2s` are the rewards and actions of the previous step, zeros first. Only `terminals` are stored as `dones`.
 
     Args:
-        arrays: anything that can be sliced, by name: `observations` (N, ...), an array or a mapping of arrays;
-            `actions` (N, ...), `rewards` (N,), and at least one of `terminals` (N,), also called `terminations`,
-            and `timeouts` (N,), also called `truncations`. Optionally `next_observations`, as `observations`.
-            `observations` may have N + 1 rows if there is one episode. Other names are passed over.
+        arrays: arrays, or objects that can be sliced, by name: `observations` (N, ...), an array or a mapping
+            of arrays; `actions` (N, ...), `rewards` (N,), and at least one of `terminals` (N,), also called
+            `terminations`, and `timeouts` (N,), also called `truncations`. Optionally `next_observations`, as
+            `observations`. `observations` may have N + 1 rows if there is one episode. Other names are
+            ignored.
         action_space: of the environment; None if `actions` (N, A) are one-hot or scaled to [-1, 1] already.
-        observation_space: turns observations into what `AMAGOEnv` makes of them (one-hot where they are Discrete,
-            flat keys); None takes arrays as they are and joins the keys of mappings with "/".
+        observation_space: converts observations like `AMAGOEnv` does (one-hot for Discrete, flat keys); None keeps
+            arrays as they are and joins the keys of mappings with "/".
 
     Yields:
-        One trajectory per episode; none for an episode of which no transition is left.
+        One trajectory per episode that has a transition.
 
     Raises:
         ValueError: naming the array, if something is missing or shapes do not fit.
@@ -85,7 +88,7 @@ def episodes_from_arrays(
 
 
 class _Rows:
-    """The checked arrays; flags and rewards in memory, the rest read when it is sliced."""
+    """Checked arrays. Flags and rewards are in memory, the others are read in slices."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self.rewards = _vector("rewards", _required(arrays, "rewards"), np.float32)
@@ -95,7 +98,7 @@ class _Rows:
         terminals, timeouts = _either(arrays, _TERMINALS), _either(arrays, _TIMEOUTS)
         if terminals is None and timeouts is None:
             raise ValueError(
-                "there are neither terminals nor timeouts, so it is not known where episodes end; "
+                "there are neither terminals nor timeouts, so the ends of episodes are unknown; "
                 f"the names are {sorted(arrays)}"
             )
         self.terminals = np.zeros(count, np.bool_)
@@ -173,7 +176,7 @@ class _Rows:
         return np.concatenate([own, following[-1:]])
 
     def nested(self, leaves: Mapping[str, Array]) -> Any:
-        """The leaves in the form that the observations were given in."""
+        """The leaves in the nested form of the observations."""
         return _rebuild(self._tree, iter(leaves.values()))
 
 
@@ -207,7 +210,7 @@ def _vector(name: str, value: Any, dtype: type[np.generic]) -> Array:
 
 
 def _check_numbers(name: str, array: Any) -> None:
-    """Raises ValueError for what trajectory files do not hold."""
+    """Raises ValueError for arrays that trajectory files cannot hold."""
     if array.ndim == 0:
         raise ValueError(f"{name} is a single value; it needs one per row")
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
@@ -250,3 +253,77 @@ def _rebuild(tree: Any, leaves: Iterator[Array]) -> Any:
         return next(leaves)
     parts = [(key, _rebuild(part, leaves)) for key, part in children]
     return tuple(part for _, part in parts) if isinstance(tree, tuple) else dict(parts)
+
+
+def represent_actions(actions: Array, space: gym.Space[Any] | None) -> npt.NDArray[np.float32]:
+    """Converts actions to (T, A) float32: one-hot (Discrete, MultiDiscrete), 0/1 (MultiBinary), in [-1, 1] (Box).
+
+    Args:
+        actions: (T, ...) as passed to an environment with the action space `space`.
+        space: None if `actions` (T, A) are in this representation already.
+
+    Raises:
+        ValueError: if actions do not fit the space, or, without one, are not numbers in [-1, 1].
+        TypeError: if the space is not supported.
+    """
+    actions = np.asarray(actions)
+    if actions.dtype.kind not in "fiub":
+        raise ValueError(f"actions have dtype {actions.dtype}; they must be numbers")
+    if actions.dtype.kind == "f" and not np.isfinite(actions).all():
+        row = int(np.flatnonzero(~np.isfinite(actions.reshape(len(actions), -1)).all(1))[0])
+        raise ValueError(f"actions[{row}] of the episode is {actions[row].tolist()}, which is not finite")
+    if space is None:
+        return _already_represented(actions)
+    codec = make_action_codec(space, len(actions))
+    if isinstance(space, gym.spaces.Box):
+        return _scaled(actions, space)
+    start = getattr(space, "start", 0)
+    shape = (1,) if isinstance(space, gym.spaces.Discrete) else space.shape
+    assert shape is not None
+    if actions.ndim == 1 and shape == (1,):
+        actions = actions[:, None]
+    if actions.shape[1:] != shape:
+        raise _other_shape(actions, shape, space)
+    choices = (actions - np.asarray(start)).reshape(len(actions), -1)
+    try:
+        return codec.represent(codec.check(choices))
+    except ValueError as error:
+        raise ValueError(f"actions do not fit the action space {space}: {error}") from error
+
+
+def _already_represented(actions: Array) -> npt.NDArray[np.float32]:
+    if actions.dtype.kind != "f" or actions.ndim != 2:
+        raise ValueError(
+            f"actions have dtype {actions.dtype} and shape {actions.shape}, so they are an environment's own "
+            "actions: give its action_space, for example gymnasium.spaces.Discrete(4) (amago-run convert: "
+            "--actions discrete:4)"
+        )
+    if (np.abs(actions) > 1.0).any():
+        raise ValueError(
+            f"actions range from {actions.min():g} to {actions.max():g}, beyond [-1, 1]: give the environment's "
+            "action_space, whose bounds they are scaled by (amago-run convert: --actions box:LOW:HIGH)"
+        )
+    return actions.astype(np.float32)
+
+
+def _scaled(actions: Array, space: gym.spaces.Box) -> npt.NDArray[np.float32]:
+    if actions.ndim == 1 and space.shape in ((), (1,)):
+        actions = actions.reshape(-1, *space.shape)
+    if actions.shape[1:] != space.shape:
+        raise _other_shape(actions, space.shape, space)
+    low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
+    flat = actions.reshape(len(actions), -1).astype(np.float64)
+    middle, half_range = (high + low) / 2.0, (high - low) / 2.0
+    scaled = np.divide(flat - middle, half_range, out=np.zeros_like(flat), where=half_range > 0)
+    beyond = (np.abs(scaled) > 1.0 + _ACTION_TOLERANCE).any(axis=1)
+    if beyond.any():
+        row = int(np.flatnonzero(beyond)[0])
+        raise ValueError(
+            f"actions[{row}] of the episode is {flat[row].tolist()}, outside of the action space {space}: "
+            "give the space of the environment that the data comes from"
+        )
+    return np.clip(scaled, -1.0, 1.0).astype(np.float32)
+
+
+def _other_shape(actions: Array, shape: tuple[int, ...], space: gym.Space[Any]) -> ValueError:
+    return ValueError(f"each action has shape {actions.shape[1:]}, but those of {space} have shape {shape}")

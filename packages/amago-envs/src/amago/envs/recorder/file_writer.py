@@ -1,0 +1,171 @@
+"""FileWriter: one thread that writes trajectory files from a bounded queue, beside the stepping path."""
+
+import contextlib
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from amago.hindsight import FrozenTraj, remove_unfinished, write_trajectory
+
+MAX_PENDING = 1024
+MAX_PENDING_BYTES = 256 * 2**20
+
+
+class TrajectoryWriteError(OSError):
+    """A trajectory could not be written. It is kept in memory and tried again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    trajectory: FrozenTraj
+    name: str
+    env_name: str
+
+
+class FileWriter:
+    """Writes trajectories in the order in which they are put.
+
+    After a failed write the trajectory stays first in the queue; the error is raised by the next call of
+    `raise_failure` or `flush`, and the thread then tries again.
+
+    Args:
+        folder: made if it does not exist; unfinished files of writers that have ended are removed from it.
+        save_as: "npz", "npz-compressed" or "traj".
+        on_written: called in the thread with the path of each file after it was written. If it raises, that counts
+            as a failed write.
+    """
+
+    def __init__(self, folder: Path, save_as: str, on_written: Callable[[Path], None] | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        self.folder = folder
+        self.files_written = 0
+        self._save_as = save_as
+        self._on_written = on_written
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
+        self._failure: Exception | None = None
+        self._attempts = 0
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._owner = os.getpid()
+
+    def put(self, trajectory: FrozenTraj, name: str, env_name: str) -> None:
+        """Queues a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
+        if self._stopping:
+            raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
+        self._start_thread()
+        with self._changed:
+            self._pending.append(_Pending(trajectory, name, env_name))
+            self._pending_bytes += trajectory.nbytes
+            self._changed.notify_all()
+            if self._thread is not None:
+                self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+
+    def _is_full(self) -> bool:
+        return len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
+            # An interpreter that is shutting down may not start threads; `stop` then writes in the caller's.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+
+    @property
+    def pending_transitions(self) -> int:
+        """Transitions in the queue, not in a whole file yet."""
+        with self._changed:
+            return sum(len(pending.trajectory) for pending in self._pending)
+
+    def raise_failure(self) -> None:
+        """Raises TrajectoryWriteError if a write failed since the last call; the thread then tries again."""
+        if self._failure is None:
+            return
+        with self._changed:
+            failure, kept = self._failure, len(self._pending)
+            self._failure = None
+            self._changed.notify_all()
+        raise TrajectoryWriteError(
+            f"trajectories cannot be written to {self.folder} ({type(failure).__name__}: {failure}); "
+            f"{kept} are kept in memory and will be tried again: free disk space or restore the folder"
+        ) from failure
+
+    def flush(self) -> None:
+        """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
+        if os.getpid() != self._owner or self._stopping:
+            return  # a forked process has a copy of the queue, but not the thread
+        with self._changed:
+            # An earlier failure may be over by now: only an attempt that begins after this call counts.
+            self._failure = None
+            earlier = self._attempts
+            self._changed.notify_all()
+            while self._thread is not None and self._pending:
+                if self._failure is not None:
+                    if self._attempts > earlier:
+                        break
+                    self._failure = None
+                    self._changed.notify_all()
+                self._changed.wait()
+        if self._thread is None:
+            self._write_pending()
+        self.raise_failure()
+
+    def stop(self) -> None:
+        """Writes what is queued and ends the thread; warns of what a last attempt could not write."""
+        if os.getpid() != self._owner or self._stopping:
+            return
+        with self._changed:
+            self._stopping = True
+            self._failure = None
+            self._changed.notify_all()
+        if self._thread is None:
+            self._write_pending()
+        else:
+            self._thread.join()
+        if self._pending:
+            warnings.warn(
+                f"{len(self._pending)} trajectories could not be written to {self.folder} and are lost "
+                f"({self.pending_transitions} transitions): {self._failure}",
+                stacklevel=2,
+            )
+
+    def _run(self) -> None:
+        """The thread."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or (self._pending and self._failure is None))
+            self._write_pending()
+            if self._stopping:
+                return
+
+    def _write_pending(self) -> None:
+        """Writes the queue in order, until it is empty or a write fails."""
+        while self._pending and self._failure is None:
+            first = self._pending[0]
+            self._attempts += 1
+            failure = self._write(first)
+            with self._changed:
+                self._failure = failure
+                if failure is None:
+                    self._pending.popleft()
+                    self._pending_bytes -= first.trajectory.nbytes
+                    self.files_written += 1
+                self._changed.notify_all()
+
+    def _write(self, pending: _Pending) -> Exception | None:
+        try:
+            path = write_trajectory(
+                pending.trajectory, str(self.folder), pending.name, self._save_as, pending.env_name
+            )
+            if self._on_written is not None:
+                self._on_written(Path(path))
+        except Exception as error:
+            return error
+        return None

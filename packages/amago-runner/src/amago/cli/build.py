@@ -1,0 +1,252 @@
+"""From a recipe to an Experiment: the environment, the classes by their names, the gin settings, the arguments.
+
+gin settings apply in this order, later ones win: the recipe, options, --gin files from left to right, --set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gin
+import torch
+
+from amago.agent import BaseAgent
+from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, resolve_environment
+from amago.cli.options import OPTIONS, UsageProblem, option_name, split_assignment
+from amago.cli.recipe import Recipe
+from amago.cli_utils import (
+    switch_agent,
+    switch_exploration,
+    switch_traj_encoder,
+    switch_tstep_encoder,
+    use_config,
+)
+from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
+from amago.experiment import Callback, Experiment
+from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
+from amago.experiment.run_file import RunRecord
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+
+T = TypeVar("T")
+
+# Arguments of Experiment that are settings of the recipe.
+_ARGUMENTS = {
+    "max_seq_len": "max_seq_len",
+    "parallel_actors": "actors",
+    "env_mode": "env_mode",
+    "dset_max_size": "buffer_size",
+    "dloader_workers": "loader_workers",
+    "epochs": "epochs",
+    "train_timesteps_per_epoch": "timesteps_per_epoch",
+    "train_batches_per_epoch": "batches_per_epoch",
+    "val_interval": "val_interval",
+    "ckpt_interval": "ckpt_interval",
+    "batch_size": "batch_size",
+    "learning_rate": "learning_rate",
+    "lr_warmup_steps": "lr_warmup_steps",
+    "grad_clip": "grad_clip",
+    "l2_coeff": "l2_coeff",
+    "mixed_precision": "mixed_precision",
+    "seed": "seed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A complete recipe, and the environment and classes that its names refer to.
+
+    Attributes:
+        gin: the settings that the recipe and its classes imply, "Selector.parameter" to value.
+    """
+
+    recipe: Recipe
+    maker: EnvMaker
+    facts: EnvFacts
+    agent: type[BaseAgent]
+    tstep_encoder: type[TstepEncoder]
+    traj_encoder: type[TrajEncoder]
+    exploration: type[ExplorationWrapper]
+    gin: Mapping[str, Any]
+
+
+def plan_run(recipe: Recipe) -> RunPlan:
+    """Finds the environment and the classes of a recipe, and fills in the settings that are None.
+
+    Raises:
+        UsageProblem: an unknown name; suggests the most similar one.
+    """
+    maker = resolve_environment(recipe.env, recipe.env_args)
+    facts = inspect_environment(maker)
+    recipe = recipe.updated(
+        env=maker.name,
+        env_args=dict(maker.args),
+        max_seq_len=recipe.max_seq_len or facts.max_seq_len,
+        tstep_encoder=recipe.tstep_encoder or facts.tstep_encoder,
+    )
+    config: dict[str, Any] = {}
+    agent = _choose("agent", lambda: switch_agent(config, recipe.agent))
+    plan = RunPlan(
+        recipe=recipe,
+        maker=maker,
+        facts=facts,
+        agent=agent,
+        tstep_encoder=_choose(
+            "tstep_encoder", lambda: switch_tstep_encoder(config, str(recipe.tstep_encoder))
+        ),
+        traj_encoder=_choose(
+            "traj_encoder",
+            lambda: switch_traj_encoder(
+                config, recipe.traj_encoder, recipe.memory_size, recipe.memory_layers
+            ),
+        ),
+        exploration=_choose("exploration", lambda: _choose_exploration(config, recipe, facts)),
+        gin=config,
+    )
+    if facts.action_kind == "multibinary" and {"online_coeff", "offline_coeff"} <= {*parameters_of(agent)}:
+        # Samples of MultiBinary actions carry no gradient, so the agent learns by the offline loss alone.
+        config[f"{selector_of(agent)}.online_coeff"] = 0.0
+        config[f"{selector_of(agent)}.offline_coeff"] = 1.0
+    config.update(recipe.gin)
+    return plan
+
+
+def _choose(setting: str, choose: Callable[[], T]) -> T:
+    try:
+        return choose()
+    except ValueError as error:
+        raise UsageProblem(str(error), option_name(setting)) from error
+
+
+def _choose_exploration(config: dict[str, Any], recipe: Recipe, facts: EnvFacts) -> type[ExplorationWrapper]:
+    """Exploration that is annealed over the run and knows the environment's time limit."""
+    accepted = parameters_of(get_exploration_cls(recipe.exploration))
+    settings = {"steps_anneal": recipe.anneal_steps, "rollout_horizon": facts.time_limit}
+    known = {name: value for name, value in settings.items() if name in accepted and value is not None}
+    return switch_exploration(config, recipe.exploration, **known)
+
+
+def bind_gin(
+    base: Mapping[str, Any] | RunRecord, gin_files: Sequence[Path] = (), assignments: Sequence[str] = ()
+) -> None:
+    """Replaces all gin settings and locks gin.
+
+    Args:
+        base: "Selector.parameter" to value, or the record of a run whose settings are restored.
+        gin_files: the --gin files.
+        assignments: the --set texts, SELECTOR.PARAMETER=VALUE.
+
+    Raises:
+        UsageProblem: a file or text that gin refuses; suggests the most similar selector or parameter.
+    """
+    with gin.unlock_config():
+        gin.clear_config()
+        if isinstance(base, RunRecord):
+            base.bind_gin()
+        else:
+            use_config(base, finalize=False)
+    try:
+        use_config({}, gin_configs=gin_files, finalize=False)
+    except (ValueError, SyntaxError, ImportError, OSError) as error:
+        raise UsageProblem(str(error), "--gin") from error
+    for text in assignments:
+        _assign(text)
+    use_config({})
+
+
+def _assign(text: str) -> None:
+    key, value = split_assignment(text, "--set")
+    if "." not in key:
+        remedy = "write SELECTOR.PARAMETER=VALUE, as in Agent.gamma=0.99."
+        raise UsageProblem(f"{text!r} names no parameter: {remedy}", "--set")
+    try:
+        with unlocked():
+            gin.parse_config(f"{key} = {value}")
+    except SyntaxError as error:
+        raise UsageProblem(
+            f"{value!r} is not a gin literal: give a number, True, None, a list, @Configurable or a text in "
+            "quotes. The shell removes one pair of quotes, so write --set '" + key + '="relu"\'.',
+            "--set",
+        ) from error
+    except ValueError as error:
+        # The first line is the problem; gin adds the line that it parsed, which is `text`.
+        raise UsageProblem(explain(str(error).partition("\n")[0]), "--set") from error
+
+
+def build_agent(plan: RunPlan) -> BaseAgent:
+    """The agent of a plan, with gin as it is bound now.
+
+    Raises:
+        UsageProblem: agent, encoders or exploration refuse a setting.
+    """
+    assert plan.recipe.max_seq_len is not None
+    env = plan.maker()
+    try:
+        plan.exploration(env)
+        with torch.random.fork_rng():
+            return plan.agent(
+                obs_space=env.observation_space,
+                rl2_space=env.rl2_space,
+                action_space=env.action_space,
+                max_seq_len=plan.recipe.max_seq_len,
+                tstep_encoder_type=plan.tstep_encoder,
+                traj_encoder_type=plan.traj_encoder,
+            )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageProblem(str(error), "the settings") from error
+    finally:
+        env.close()
+
+
+def build_experiment(
+    plan: RunPlan,
+    folder: Path,
+    *,
+    resume: bool = False,
+    log_to_wandb: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Experiment:
+    """The Experiment of a plan, not started; its run is the folder, and gin has to be bound already.
+
+    Raises:
+        UsageProblem: the Experiment refuses an argument.
+    """
+    recipe = plan.recipe
+    arguments: dict[str, Any] = {
+        "run_name": folder.name,
+        "ckpt_base_dir": folder.parent,
+        "dset_root": folder.parent,
+        "dset_name": folder.name,
+        "tstep_encoder_type": plan.tstep_encoder,
+        "traj_encoder_type": plan.traj_encoder,
+        "agent_type": plan.agent,
+        "exploration_wrapper_type": plan.exploration,
+        "val_timesteps_per_epoch": recipe.val_rounds * plan.facts.evaluation_steps,
+        "make_train_env": plan.maker,
+        "make_val_env": plan.maker,
+        "log_to_wandb": log_to_wandb,
+        "verbose": False,
+        "save_trajs_as": "traj",
+        "resume": resume,
+        "callbacks": callbacks,
+        "env_description": {
+            "name": plan.maker.name,
+            "args": dict(plan.maker.args),
+            "recipe": dataclasses.asdict(recipe),
+        },
+        **{name: getattr(recipe, setting) for name, setting in _ARGUMENTS.items()},
+    }
+    bound = {each.parameter for each in active_bindings() if each.selector == selector_of(Experiment)}
+    for name in bound & arguments.keys():
+        setting = _ARGUMENTS.get(name, name)
+        if setting in OPTIONS:
+            raise UsageProblem(f"give {option_name(setting)} instead of Experiment.{name}.", "--set")
+        del arguments[name]  # An explicit argument would override gin.
+    try:
+        return Experiment(**arguments)
+    except ValueError as error:
+        raise UsageProblem(str(error), "train") from error

@@ -1,0 +1,180 @@
+"""The recipe: every setting of a training run, with its type, default value and help text.
+
+The options of `amago-run train` and their help are generated from these fields (`options.py`), and run.json
+records the recipe, so `eval` and `--resume` need no options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.models import OptionInfo
+
+ENVIRONMENT = "Environment"
+AGENT = "Agent"
+COLLECTING = "Collecting"
+LEARNING = "Learning"
+RUN = "Run"
+GIN = "All other settings, through gin"
+
+
+def _option(panel: str, help: str, metavar: str | None = "NAME", **more: Any) -> OptionInfo:
+    option: OptionInfo = typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **more)
+    return option
+
+
+def _number(panel: str, help: str, min: int = 1, **more: Any) -> OptionInfo:
+    return _option(panel, help, metavar="N", min=min, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All settings of a training run. A field with help text is an option of `amago-run train`.
+
+    A setting of None is chosen to suit the environment.
+
+    Attributes:
+        env: a builtin environment's name or a Gymnasium id.
+        val_rounds: episodes that every actor can finish, at least, in an evaluation during training.
+        lr_warmup_steps: linear warm-up of the learning rate, in updates.
+        grad_clip: maximum norm of the gradient.
+        l2_coeff: weight decay of AdamW.
+        exploration_share: fraction of the run over which exploration is annealed, in (0, 1].
+        gin: further gin settings, "Selector.parameter" to value; options, --gin and --set override them.
+    """
+
+    env: str
+    env_args: Annotated[
+        Mapping[str, Any],
+        _option(ENVIRONMENT, "Keyword argument of the environment; repeatable.", "KEY=VALUE"),
+    ] = field(default_factory=dict)
+    actors: Annotated[int, _number(ENVIRONMENT, "Number of parallel environments.")] = 8
+    env_mode: Annotated[
+        Literal["sync", "async", "already_vectorized"],
+        _option(
+            ENVIRONMENT,
+            "sync: in this process; async: in worker processes; already_vectorized: a batched environment.",
+            "MODE",
+        ),
+    ] = "sync"
+
+    agent: Annotated[str, _option(AGENT, "Learning algorithm: agent, multitask.")] = "agent"
+    tstep_encoder: Annotated[
+        str | None,
+        _option(AGENT, "Timestep encoder: ff, cnn, multimodal.", show_default="by the observation space"),
+    ] = None
+    traj_encoder: Annotated[
+        str, _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn, ff, identity.")
+    ] = "transformer"
+    memory_size: Annotated[int, _number(AGENT, "Width of the trajectory encoder.")] = 128
+    memory_layers: Annotated[int, _number(AGENT, "Layers of the trajectory encoder.")] = 2
+    max_seq_len: Annotated[
+        int | None,
+        _number(
+            AGENT,
+            "Context length in timesteps.",
+            show_default="the time limit, at most 128 for Gymnasium ids",
+        ),
+    ] = None
+
+    exploration: Annotated[str, _option(COLLECTING, "Exploration noise: egreedy, bilevel.")] = "egreedy"
+    timesteps_per_epoch: Annotated[int, _number(COLLECTING, "Steps per actor and epoch.", min=0)] = 200
+    buffer_size: Annotated[int, _number(COLLECTING, "Trajectories kept in the replay buffer.")] = 20_000
+
+    epochs: Annotated[int, _number(LEARNING, "Epochs; each collects, then trains.")] = 100
+    batches_per_epoch: Annotated[int, _number(LEARNING, "Updates per epoch.", min=0)] = 100
+    batch_size: Annotated[int, _number(LEARNING, "Sequences per batch.")] = 24
+    learning_rate: Annotated[
+        float, _option(LEARNING, "Learning rate of AdamW after the warm-up.", "RATE", min=0.0)
+    ] = 1e-4
+    mixed_precision: Annotated[
+        Literal["no", "bf16"], _option(LEARNING, "Mixed precision: no, or bf16.", metavar=None)
+    ] = "no"
+    loader_workers: Annotated[
+        int, _number(LEARNING, "Data loader processes; 0 loads in this process.", min=0)
+    ] = 0
+    lr_warmup_steps: int = 500
+    grad_clip: float = 1.0
+    l2_coeff: float = 1e-3
+    exploration_share: float = 0.8
+
+    seed: Annotated[int, _number(RUN, "Random seed.", min=0)] = 0
+    val_interval: Annotated[int, _number(RUN, "Epochs between evaluations.")] = 10
+    val_rounds: int = 2
+    ckpt_interval: Annotated[int, _number(RUN, "Epochs between checkpoints.")] = 50
+    eval_episodes: Annotated[int, _number(RUN, "Episodes of the evaluation after training.")] = 100
+    gin: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.exploration_share <= 1:
+            raise ValueError(f"exploration_share must lie in (0, 1], got {self.exploration_share}")
+
+    def updated(self, **changes: Any) -> Recipe:
+        """A copy with some fields replaced; environment arguments are added to those of this recipe."""
+        if "env_args" in changes:
+            changes["env_args"] = {**self.env_args, **changes["env_args"]}
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of all actors together."""
+        return self.epochs * self.timesteps_per_epoch * self.actors
+
+    @property
+    def anneal_steps(self) -> int:
+        """Steps of one actor over which exploration is annealed."""
+        return max(1, round(self.exploration_share * self.epochs * self.timesteps_per_epoch))
+
+
+# Settings that decide the shapes of weights, the environment or the random streams: a resumed run keeps them.
+FIXED_WHEN_RESUMED = (
+    "env",
+    "env_args",
+    "agent",
+    "tstep_encoder",
+    "traj_encoder",
+    "exploration",
+    "memory_size",
+    "memory_layers",
+    "max_seq_len",
+    "actors",
+    "seed",
+)
+
+QUICKSTART_NAME = "quickstart"
+QUICKSTART = Recipe(
+    env="MetaFrozenLake",
+    env_args={"size": 3, "k_episodes": 5},
+    memory_size=64,
+    memory_layers=2,
+    actors=16,
+    epochs=40,
+    timesteps_per_epoch=100,
+    batches_per_epoch=75,
+    batch_size=24,
+    learning_rate=7e-4,
+    exploration_share=0.8,
+    val_interval=4,
+    val_rounds=4,
+    ckpt_interval=20,
+    eval_episodes=1000,
+    # A lake of nine cells needs no wide networks, and at this size dropout only costs time.
+    gin={
+        "FFTstepEncoder.d_hidden": 128,
+        "FFTstepEncoder.d_output": 64,
+        "TformerTrajEncoder.n_heads": 4,
+        "TformerTrajEncoder.dropout_ff": 0.0,
+        "TformerTrajEncoder.dropout_emb": 0.0,
+        "Actor.d_hidden": 64,
+        "NCritics.d_hidden": 64,
+    },
+)
+
+
+def recipe_for(env: str | None) -> Recipe:
+    """The recipe of an environment; the quickstart's for None and for the quickstart's environment."""
+    return QUICKSTART if env in (None, QUICKSTART.env) else Recipe(env=str(env))

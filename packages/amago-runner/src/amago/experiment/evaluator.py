@@ -1,0 +1,139 @@
+"""Evaluator: runs the policy in vector environments without exploration and summarizes finished episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from amago.agent import BaseAgent
+from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
+from amago.envs.recorder import TrajectoryRecorder
+from amago.envs.vector import VectorEnv
+from amago.experiment.random_streams import RandomStreams
+from amago.experiment.rollout import Rollout
+from amago.nets.specs import as_spec
+
+
+class Evaluator:
+    """Evaluates an agent on new episodes.
+
+    Args:
+        agent: The agent.
+        streams: Random streams of environments and actions.
+        device: Device of the agent.
+        autocast: Act under bf16 autocast.
+    """
+
+    def __init__(
+        self, agent: BaseAgent, streams: RandomStreams, *, device: torch.device, autocast: bool = False
+    ) -> None:
+        self.agent = agent
+        self._streams = streams
+        self._device = device
+        self._autocast = autocast
+
+    def evaluate(
+        self,
+        envs: VectorEnv,
+        index: int,
+        *,
+        timesteps: int | None = None,
+        episodes: int | None = None,
+        hidden_state: Any = None,
+        sample: bool = True,
+        render: bool = False,
+        recorder: TrajectoryRecorder | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[Any, EpisodeStats]:
+        """Resets the environments and runs the policy.
+
+        Args:
+            envs: The environments; they stay open.
+            index: Key of the random streams: the epoch, or a number from `RandomStreams.next_test`. The same index
+                gives the same episodes.
+            timesteps: Maximum timesteps per actor; None for no limit.
+            episodes: Number of episodes to count, divided evenly among the actors so that short episodes are not
+                overrepresented; None counts all that finish within `timesteps`.
+            hidden_state: Initial hidden state of the policy; None for a blank one.
+            sample: Sample actions from the policy; False takes its mode.
+            render: Render after every step.
+            recorder: Writes finished episodes to files. It is flushed but not closed.
+            progress: Called after every step with the number of timesteps.
+
+        Returns:
+            The final hidden state and the statistics of finished episodes.
+        """
+        rollout = Rollout(self.agent, envs, device=self._device, autocast=self._autocast, recorder=recorder)
+        with self._streams.evaluating(index):
+            rollout.reset(seed=self._streams.eval_seed(index))
+            if hidden_state is not None:
+                rollout.hidden_state = hidden_state
+            rollout.run(
+                timesteps=timesteps, episodes=episodes, sample=sample, render=render, progress=progress
+            )
+        if recorder is not None:
+            recorder.flush()
+        return rollout.hidden_state, rollout.stats
+
+
+class HasSpaces(Protocol):
+    """An AMAGOEnv or a vector environment: anything with the spaces of one actor."""
+
+    observation_space: Any
+    rl2_space: Any
+    action_space: Any
+
+
+def require_same_spaces(expected: HasSpaces, other: HasSpaces) -> None:
+    """Checks that an agent built for the spaces of `expected` can act in `other`.
+
+    Only shapes, keys and the kind of actions are compared, not bounds and dtypes.
+
+    Raises:
+        ValueError: the spaces differ.
+    """
+    for name in ("observation", "action"):
+        ours, theirs = getattr(expected, f"{name}_space"), getattr(other, f"{name}_space")
+        if _layout(ours) != _layout(theirs):
+            raise ValueError(
+                f"the environments have the {name} space {theirs}, but the agent is built for {ours}: use "
+                "environments with the same spaces as the training environments"
+            )
+
+
+def _layout(space: Any) -> Any:
+    spec = as_spec(space)
+    if hasattr(spec, "arrays"):
+        return {key: tuple(array.shape) for key, array in spec.arrays.items()}
+    return spec.kind, tuple(spec.sizes)
+
+
+def stats_from_histories(
+    returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]
+) -> EpisodeStats:
+    """Episode statistics from the histories that `SequenceWrapper` keeps."""
+    stats = EpisodeStats()
+    for history in returns:
+        for name, scores in history.data.items():
+            stats.returns.setdefault(name, []).extend(scores)
+    for special in specials:
+        for name, metrics in special.data.items():
+            for metric, values in metrics.items():
+                stats.specials.setdefault(name, {}).setdefault(metric, []).extend(values)
+    return stats
+
+
+def histories_from_stats(
+    stats: EpisodeStats,
+) -> tuple[list[ReturnHistory], list[SpecialMetricHistory]]:
+    """The inverse of `stats_from_histories`, one history per environment name."""
+    returns, specials = [], []
+    for name, scores in stats.returns.items():
+        returns.append(ReturnHistory(name))
+        returns[-1].data[name] = list(scores)
+    for name, metrics in stats.specials.items():
+        specials.append(SpecialMetricHistory(name))
+        specials[-1].data[name] = {metric: list(values) for metric, values in metrics.items()}
+    return returns, specials

@@ -1,0 +1,156 @@
+"""SplitRollout (double buffering): the agent acts for one half of the actors while the other half steps.
+
+Each half is a `Rollout` with a vector environment, hidden state and recorder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amago.agent import BaseAgent
+from amago.envs.metrics import EpisodeStats
+from amago.envs.recorder import SplitRecorder, TrajectoryWriteError
+from amago.envs.vector import PolicyInput, SplitVectorEnv
+from amago.experiment.episode_stats import RolloutLimits
+from amago.experiment.interrupts import defer_interrupts
+from amago.experiment.rollout import Rollout
+
+
+class SplitRollout:
+    """`Rollout` over two vector environments; arguments and methods as there.
+
+    It hides the shorter of acting and stepping behind the longer one, and costs a second call of the agent per
+    step: worthwhile where environments are slow and cores are free for their workers.
+
+    Args:
+        vector_env: the two halves.
+        recorder: the recorders of the two halves.
+    """
+
+    def __init__(
+        self,
+        agent: BaseAgent,
+        vector_env: SplitVectorEnv,
+        *,
+        device: torch.device,
+        autocast: bool = False,
+        recorder: SplitRecorder | None = None,
+        stats: EpisodeStats | None = None,
+    ) -> None:
+        self.vector_env = vector_env
+        self.recorder = recorder
+        recorders = (None, None) if recorder is None else recorder.halves
+        self.halves = tuple(
+            Rollout(agent, env, device=device, autocast=autocast, recorder=half_recorder)
+            for env, half_recorder in zip(vector_env.halves, recorders, strict=True)
+        )
+        self.stats = EpisodeStats() if stats is None else stats
+
+    @property
+    def agent(self) -> BaseAgent:
+        """The agent that acts."""
+        return self.halves[0].agent
+
+    @property
+    def stats(self) -> EpisodeStats:
+        """Receives finished episodes of both halves."""
+        return self.halves[0].stats
+
+    @stats.setter
+    def stats(self, stats: EpisodeStats) -> None:
+        for half in self.halves:
+            half.stats = stats
+
+    @property
+    def started(self) -> bool:
+        """Whether `reset` has been called."""
+        return all(half.started for half in self.halves)
+
+    @property
+    def inputs(self) -> tuple[PolicyInput | None, ...] | None:
+        """The inputs of the agent's next actions, one per half; None before the first reset."""
+        return tuple(half.inputs for half in self.halves) if self.started else None
+
+    @property
+    def hidden_state(self) -> tuple[Any, ...]:
+        """The hidden states of the two halves."""
+        return tuple(half.hidden_state for half in self.halves)
+
+    @hidden_state.setter
+    def hidden_state(self, hidden_states: tuple[Any, ...]) -> None:
+        for half, hidden_state in zip(self.halves, hidden_states, strict=True):
+            half.hidden_state = hidden_state
+
+    @property
+    def steps_by_env_name(self) -> dict[str, int]:
+        """Steps so far, up to date after each run."""
+        first, second = (half.steps_by_env_name for half in self.halves)
+        return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
+
+    def reset(self, seed: int | None = None) -> None:
+        """As `Rollout.reset`."""
+        for half in self.halves:
+            half.reset(seed)
+
+    def run(
+        self,
+        timesteps: int | None = None,
+        episodes: int | None = None,
+        sample: bool = True,
+        render: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """As `Rollout.run`; at its end both halves have taken the same number of steps.
+
+        With `render` or `episodes` the halves step together, without overlap between consecutive steps.
+        """
+        limits = RolloutLimits(timesteps, episodes, self.vector_env.num_envs)
+        if not self.started:
+            self.reset()
+        first, second = self.halves
+        middle = first.vector_env.num_envs
+        first_remaining = limits.rows(slice(0, middle))
+        second_remaining = limits.rows(slice(middle, self.vector_env.num_envs))
+        failure: TrajectoryWriteError | None = None
+        with first.acting(), second.acting(), defer_interrupts() as interrupts:
+            begun = False  # whether the first half has begun the next step
+            while not limits.reached():
+                try:
+                    if not begun:
+                        first.begin_step(sample)
+                    second.begin_step(sample)
+                    failure = _finish(first, first_remaining) or failure
+                    begun = (
+                        limits.next_step_is_certain()
+                        and failure is None
+                        and not render
+                        and not interrupts.pending
+                    )
+                    if begun:
+                        first.begin_step(sample)
+                    failure = _finish(second, second_remaining) or failure
+                except BaseException:
+                    # The halves may have taken different numbers of steps.
+                    first.inputs = second.inputs = None
+                    raise
+                limits.done += 1
+                if render:
+                    self.vector_env.render()
+                if progress is not None:
+                    progress(self.vector_env.num_envs)
+                if not begun:
+                    if failure is not None:
+                        raise failure
+                    interrupts.deliver()
+
+
+def _finish(half: Rollout, remaining: Any) -> TrajectoryWriteError | None:
+    """Finishes the step of a half; a failed write is returned, to be raised when both halves are done."""
+    try:
+        half.finish_step(remaining)
+    except TrajectoryWriteError as error:
+        return error
+    return None

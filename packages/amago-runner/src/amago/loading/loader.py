@@ -1,0 +1,175 @@
+"""BatchLoader: feeds batches to the learner through torch's DataLoader.
+
+A batch is identified by (epoch, first sample), and every sample has its own random stream. Batches therefore
+do not depend on the number of loader workers.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from amago.agent.batch import Batch
+from amago.kernels.memory import keep_freed_memory
+from amago.loading.collate import RLData_pad_collate
+from amago.loading.dataset import RLDataset
+
+WORKER_TIMEOUT = 600.0
+"""Seconds to wait for a batch of a loader worker before training stops with an error."""
+
+
+class BatchKey(NamedTuple):
+    """Identifies a batch, and carries the dataset's state to the workers.
+
+    Attributes:
+        visit: number of the call of `BatchLoader.epoch`.
+        epoch: epoch of the random streams.
+        first: index of the first sample.
+        state: `RLDataset.worker_state` at the beginning of the epoch.
+    """
+
+    visit: int
+    epoch: int
+    first: int
+    state: Any
+
+
+class BatchLoader:
+    """Samples the batches of an epoch.
+
+    Worker processes are started by the first epoch and stay alive until `close`. They are restarted at every epoch
+    only if the dataset's class requires it (`RLDataset.workers_can_persist`).
+
+    Args:
+        dataset: a configured dataset. Its seed and rank are set from the arguments below.
+        batch_size: sequences in a batch.
+        batches_per_epoch: batches in an epoch.
+        workers: number of loader processes; 0 samples in this process, which is fast for small trajectories.
+        device: device of the batches. For a GPU they pass through pinned memory and copies do not block.
+        seed: seed of all samples; None uses fresh entropy.
+        rank: rank of this process in data-parallel training.
+        mp_context: start method of the workers ("fork", "spawn", "forkserver"); None uses Python's default.
+
+    Raises:
+        ValueError: if a number is out of range, or the dataset is configured for fewer samples per epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: RLDataset,
+        *,
+        batch_size: int,
+        batches_per_epoch: int,
+        workers: int,
+        device: torch.device | str,
+        seed: int | None,
+        rank: int = 0,
+        mp_context: str | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("batches_per_epoch", batches_per_epoch, 1),
+            ("workers", workers, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value!r}")
+        if len(dataset) < batch_size * batches_per_epoch:
+            raise ValueError(
+                f"{batches_per_epoch} batches of {batch_size} need {batch_size * batches_per_epoch} items per "
+                f"epoch, but {dataset.dset_name} is configured for {len(dataset)}"
+            )
+        dataset.seed_sampling(seed, rank)
+        self.dataset = dataset
+        self.workers, self.mp_context = workers, mp_context
+        self.device = torch.device(device)
+        self._keys = _BatchKeys(batch_size, batches_per_epoch)
+        self._batches = _Batches(dataset, batch_size)
+        self._loader: DataLoader[Batch] | None = None
+        self._visits = 0
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yields the batches of `epoch` on the device. An epoch may be abandoned before its end."""
+        if self.workers and not self.dataset.workers_can_persist:
+            self.close()
+        self.dataset.set_epoch(epoch)
+        self._visits += 1
+        state = self.dataset.worker_state() if self.workers else None
+        self._keys.begin(BatchKey(self._visits, epoch, 0, state))
+        if self._loader is None:
+            self._loader = self._make_loader()
+        return (batch.to(self.device) for batch in self._loader)
+
+    def close(self) -> None:
+        """Ends the workers. The next epoch starts new ones."""
+        running = getattr(self._loader, "_iterator", None)
+        if running is not None and self.workers:
+            # Otherwise workers end when the iterator is collected, which the traceback of an exception may delay.
+            running._shutdown_workers()
+        self._loader = None
+
+    def _make_loader(self) -> DataLoader[Batch]:
+        has_workers = self.workers > 0
+        return DataLoader(
+            self._batches,
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=self.workers,
+            collate_fn=_identity,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=has_workers,
+            timeout=WORKER_TIMEOUT if has_workers else 0.0,
+            worker_init_fn=_start_worker,
+            multiprocessing_context=self.mp_context if has_workers else None,
+            # Without a generator, DataLoader draws the workers' seed from torch's global generator.
+            generator=torch.Generator(),
+        )
+
+
+class _Batches(Dataset[Batch]):
+    """Maps a `BatchKey` to its batch. Each worker holds a copy."""
+
+    def __init__(self, dataset: RLDataset, batch_size: int) -> None:
+        self.dataset, self.batch_size = dataset, batch_size
+        self._visit = 0
+
+    def __getitem__(self, key: BatchKey) -> Batch:
+        if get_worker_info() is not None and key.visit != self._visit:
+            self._visit = key.visit
+            self.dataset.load_worker_state(key.state)
+            self.dataset.set_epoch(key.epoch)
+        return RLData_pad_collate([self.dataset[i] for i in range(key.first, key.first + self.batch_size)])
+
+
+class _BatchKeys(Sampler[BatchKey]):
+    """The keys of one epoch."""
+
+    def __init__(self, batch_size: int, batches: int) -> None:
+        self.batch_size, self.batches = batch_size, batches
+
+    def begin(self, first: BatchKey) -> None:
+        """Sets the epoch by the key of its first batch."""
+        self._first = first
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        for batch in range(self.batches):
+            yield self._first._replace(first=batch * self.batch_size)
+
+    def __len__(self) -> int:
+        return self.batches
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    # Ctrl-C reaches the whole process group; the main process decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    info = get_worker_info()
+    assert info is not None
+    keep_freed_memory()  # windows of the same size are allocated again and again
+    info.dataset.dataset.start_worker(info.num_workers)  # type: ignore[attr-defined]

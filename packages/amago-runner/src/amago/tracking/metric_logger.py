@@ -1,0 +1,71 @@
+"""MetricLogger: sends metrics to any number of trackers; and Tracker, the interface of these."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Number = Any
+"""A float, or any value that `float()` accepts: an int, a NumPy scalar, a tensor with one element."""
+
+
+class Tracker(Protocol):
+    """Writes metrics to a file or a service."""
+
+    def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
+        """Logs metrics.
+
+        Args:
+            metrics: Numbers by name.
+            section: "train", "val", "test", "train-update" or "dataset".
+            axes: Values of the x axes, e.g. total_frames, Epoch and gradient_steps.
+
+        Raises:
+            TypeError: a metric is not a single number.
+        """
+        ...
+
+    def close(self) -> None:
+        """Writes pending metrics and closes; may be called twice."""
+        ...
+
+
+class MetricLogger:
+    """Logs metrics to several trackers.
+
+    Args:
+        trackers: The trackers. Metrics are discarded if there are none.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
+        self.trackers = list(trackers)
+
+    def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
+        """Logs metrics to every tracker; see `Tracker.log`. Each tensor is read once."""
+        metric_values, axis_values = as_floats(metrics), as_floats(axes)
+        for tracker in self.trackers:
+            tracker.log(metric_values, section=section, axes=axis_values)
+
+    @property
+    def wandb_run_id(self) -> str | None:
+        """ID of the run on Weights & Biases, if metrics are logged there."""
+        ids = [str(tracker.run_id) for tracker in self.trackers if hasattr(tracker, "run_id")]
+        return ids[0] if ids else None
+
+    def close(self) -> None:
+        """Closes every tracker, even if an earlier one raises."""
+        with contextlib.ExitStack() as stack:
+            for tracker in self.trackers:
+                stack.callback(tracker.close)
+
+
+def as_floats(numbers: Mapping[str, Number]) -> dict[str, float]:
+    """Converts all values to floats; raises TypeError with the name of a value that is not a single number."""
+    floats: dict[str, float] = {}
+    for name, value in numbers.items():
+        try:
+            floats[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"metric {name!r} must be a single number, not {value!r}") from error
+    return floats
