@@ -14,6 +14,7 @@ import pytest
 
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
+from amago.envs.recorder.episode_buffer import EpisodeBuffer
 from amago.envs.recorder.recorder import SegmentLength
 from amago.envs.seeding import stream_seed
 from amago.envs.vector import PolicyInput, VectorStep, make_vector_env
@@ -345,6 +346,19 @@ def test_memory_is_given_back_as_segments_are_written_not_when_collection_ends(r
     kept = memory_kept(recorder, 1000)
     assert recorder.saved_files == 20 * ROWS
     assert kept < 1000 * 5_000 / 4
+
+
+def test_a_segment_does_not_keep_the_batch_alive():
+    first, *steps = big_steps(3)
+    buffer = EpisodeBuffer(first.inputs)
+    for step in steps:
+        buffer.add(step)
+    for array in buffer.segment(0).to_dict().values():
+        owner = array if array.base is None else array.base
+        assert owner.nbytes <= 2 * array.nbytes
+    # The fault: a view of one row.
+    view = steps[-1].inputs.obs["image"][0]
+    assert view.base.nbytes > 2 * view.nbytes
 
 
 def test_a_failed_write_raises_names_the_folder_and_keeps_the_segment(tmp_path):
