@@ -264,6 +264,19 @@ def test_shared_memory_has_no_name_while_it_is_used():
     env.close()
 
 
+@pytest.mark.parametrize("begin", [lambda env: env.step_async(ACTIONS), lambda env: env.call_async("close")])
+def test_closing_before_the_answers_were_read_leaves_nothing(begin):
+    before = traces_left()
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
+    env.reset()
+    begin(env)
+    env.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        env.step_wait()
+    del env
+    assert traces_left() == before
+
+
 def test_workers_end_when_the_vector_environment_is_forgotten():
     before = traces_left()
     env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
