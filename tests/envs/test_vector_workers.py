@@ -264,6 +264,19 @@ def test_shared_memory_has_no_name_while_it_is_used():
     env.close()
 
 
+@pytest.mark.parametrize("begin", [lambda env: env.step_async(ACTIONS), lambda env: env.call_async("close")])
+def test_closing_before_the_answers_were_read_leaves_nothing(begin):
+    before = traces_left()
+    env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
+    env.reset()
+    begin(env)
+    env.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        env.step_wait()
+    del env
+    assert traces_left() == before
+
+
 def test_workers_end_when_the_vector_environment_is_forgotten():
     before = traces_left()
     env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
@@ -348,3 +361,45 @@ def test_a_lambda_cannot_be_spawned_and_the_error_names_it():
             mp_context="spawn",
         )
     assert multiprocessing.active_children() == before
+
+
+class CountingConnection:
+    """Passes messages on and keeps a copy of each."""
+
+    def __init__(self, conn, sent: list[bytes], received: list[bytes]) -> None:
+        self.conn, self.sent, self.received = conn, sent, received
+
+    def send_bytes(self, message: bytes) -> None:
+        self.sent.append(message)
+        self.conn.send_bytes(message)
+
+    def recv_bytes(self) -> bytes:
+        self.received.append(self.conn.recv_bytes())
+        return self.received[-1]
+
+    def poll(self) -> bool:
+        return self.conn.poll()
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+def assert_one_small_round_trip(sent: list[bytes], received: list[bytes]) -> None:
+    assert [len(message) for message in sent] == [1]
+    assert [len(message) for message in received] == [0]
+
+
+def test_a_step_is_one_round_trip_that_carries_no_observation():
+    env = make_vector_env(
+        [lambda: AMAGOEnv(MetaFrozenLake(3), "lake")] * 4, env_mode="async", envs_per_worker=4, seed=0
+    )
+    env.reset()
+    sent: list[bytes] = []
+    received: list[bytes] = []
+    env._conns[:] = [CountingConnection(conn, sent, received) for conn in env._conns]
+    env.step(np.zeros((4, 1), np.int64))
+    assert_one_small_round_trip(sent, received)
+    env.close()
+    # The fault: extra calls for name and timestep, and observations pickled that shared memory already holds.
+    with pytest.raises(AssertionError):
+        assert_one_small_round_trip([b"s", b"n", b"t"], [b"", b"lake", np.zeros((4, 4)).tobytes()])

@@ -21,7 +21,7 @@ import numpy as np
 from amago.envs.builtin.arguments import whole_number
 
 INSTALL = "pip install 'gymnax>=1.0' six"  # gymnax 1.0.1 imports six and does not ask for it
-STEP_RESULTS = 6  # with termination and truncation told apart; releases before 1.0 return 5
+STEP_RESULTS = 6  # termination and truncation are separate; releases before 1.0 return 5
 
 
 class GymnaxCompatibility(gym.Env[Any, Any]):

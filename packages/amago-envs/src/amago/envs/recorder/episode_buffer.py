@@ -1,7 +1,7 @@
 """EpisodeBuffer: the steps of all rows that are not written yet, in a few arrays (time, row, ...).
 
-A segment is the unwritten tail of a row's episode. Adding a step copies whole batches, a handful of times whatever
-the number of rows; rows are handled one by one only when their segments end. Memory: the longest unfinished
+A segment is the unwritten tail of a row's episode. Adding a step takes a few copies of whole batches;
+rows are handled one by one only when their segments end. Memory: the longest unfinished
 segment, times the rows, at most doubled twice.
 """
 

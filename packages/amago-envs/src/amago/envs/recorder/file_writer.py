@@ -118,7 +118,7 @@ class FileWriter:
         self.raise_failure()
 
     def stop(self) -> None:
-        """Writes what is queued and ends the thread; warns of what a last attempt could not write."""
+        """Writes the queue and ends the thread; warns of trajectories that a last attempt could not write."""
         if os.getpid() != self._owner or self._stopping:
             return
         with self._changed:

@@ -4,7 +4,7 @@
 - `make`: make_vector_env, which chooses among the classes
 - `shared_arrays`: the arrays of a step, in ordinary or shared memory
 - `env_group`: steps the environments of one process; `batched_stepper`: the fast path for single environments
-- `sync`, `async_env`: the two vector environments; `worker`: what runs in the worker processes
+- `sync`, `async_env`: the two vector environments; `worker`: the main function of the worker processes
 - `split`: two asynchronous vector environments, for double buffering
 - `gin_bindings`: sends gin's bindings to spawned workers
 """

@@ -26,7 +26,7 @@ Self = TypeVar("Self", bound="VectorEnv")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PolicyInput:
-    """What a policy acts on. The arrays are reused: they are valid until the next step or reset.
+    """The inputs of a policy's action. The arrays are reused: they are valid until the next step or reset.
 
     Args:
         obs: observation by key, each (N, *shape) in the dtype of its space.
@@ -44,7 +44,7 @@ class VectorStep:
     """One step of all rows. Arrays over N rows are reused: they are valid until the next step or reset.
 
     Args:
-        inputs: what the policy acts on next; finished rows hold the first timestep of their next episode.
+        inputs: the policy's next inputs; finished rows hold the first timestep of their next episode.
         actions: (N, A) float32 in [-1, 1], the representation of the executed actions, exploration noise included.
         rewards: (N,) float32.
         terminated: (N,) bool.
