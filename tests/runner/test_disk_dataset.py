@@ -263,7 +263,7 @@ def test_the_cache_takes_no_more_memory_than_it_may(make_dataset, fill, numbers,
     assert numbers(dataset) == set(range(100))
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert megabyte // 2 < kept < 1.5 * megabyte
+    assert megabyte // 2 < kept < 1.8 * megabyte  # with the files' headers
 
 
 def test_a_dataset_can_be_pickled_for_spawned_workers_without_its_cache(make_dataset, fill) -> None:

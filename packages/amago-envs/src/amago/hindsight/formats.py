@@ -8,9 +8,11 @@ Both hold the arrays of `FrozenTraj.to_dict`. A slice of an uncompressed file is
 T = transitions.
 """
 
+import contextlib
 import io
 import json
 import math
+import mmap
 import os
 import struct
 import tokenize
@@ -34,8 +36,9 @@ TRAJ_VERSION = "1"
 TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
 # A compressed array that claims to be larger is refused: its file could be made to exhaust the memory.
 MAX_DECOMPRESSED_BYTES = 1 << 30
-# Files up to this size are read at once, which takes less time than reading several arrays.
+# Files up to this size are read at once. Of larger ones, small windows are read and large ones are mapped.
 READ_ONCE_BYTES = 1 << 17
+MAPPED_BYTES = 1 << 20
 _ENCRYPTED = 1  # bit of a zip member's flags
 _LOCAL_HEADER = struct.Struct("<26x2H")  # of a zip member: ..., lengths of its name and of its extra field
 _TRAJ_DTYPES = {
@@ -78,14 +81,18 @@ class ArrayHeader(NamedTuple):
     Attributes:
         shape: of the whole array.
         dtype: in the file.
-        offset: of the first row; None if the array can only be read whole (compressed, or in Fortran order).
+        offset: of the first row, in the file or in the decompressed .npy member.
+        is_mappable: rows lie in the file as they are: uncompressed, in C order.
+        fortran_order: memory order in the file.
         crc: CRC-32 of the .npy header and the rows; None in a .traj.
         header_crc: CRC-32 of the .npy header alone.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    offset: int | None = None
+    offset: int
+    is_mappable: bool = True
+    fortran_order: bool = False
     crc: int | None = None
     header_crc: int = 0
 
@@ -105,7 +112,7 @@ class TrajectoryHeader:
 
     def __init__(self, arrays: Mapping[str, ArrayHeader]) -> None:
         self.arrays = dict(arrays)
-        self.is_sliceable = all(array.offset is not None for array in self.arrays.values())
+        self.is_sliceable = all(array.is_mappable for array in self.arrays.values())
         self.schema: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.nbytes = 0
         for name, array in self.arrays.items():
@@ -222,7 +229,9 @@ def read_header(path: str | Path) -> TrajectoryHeader:
         raise _corrupt(path, error) from error
 
 
-def read_rows(path: str | Path, header: TrajectoryHeader, start: int, stop: int) -> dict[str, Array]:
+def read_rows(
+    path: str | Path, header: TrajectoryHeader, start: int, stop: int, *, may_map: bool = False
+) -> dict[str, Array]:
     """Rows of all arrays: transitions [start, stop), timesteps [start, stop + 1).
 
     Args:
@@ -230,6 +239,7 @@ def read_rows(path: str | Path, header: TrajectoryHeader, start: int, stop: int)
         header: `read_header` of this file.
         start: first transition.
         stop: the transition after the last one, at most T.
+        may_map: return read-only views of the mapped file where that saves a copy of a large window.
 
     Raises:
         CorruptTrajectoryError: if the data is cut off or damaged.
@@ -237,7 +247,7 @@ def read_rows(path: str | Path, header: TrajectoryHeader, start: int, stop: int)
     """
     path = os.fspath(path)
     try:
-        rows = _read_arrays(path, header, start, stop)
+        rows = _read_arrays(path, header, start, stop, may_map)
     except _CONTENT_ERRORS as error:
         raise _corrupt(path, error) from error
     for name, (_, dtype) in header.schema.items():
@@ -284,9 +294,15 @@ def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
                     f"array {name} is compressed and has {nbytes} bytes, more than {MAX_DECOMPRESSED_BYTES}; "
                     "save it uncompressed"
                 )
-            sliceable = is_stored and not npy.fortran_order
-            offset = start + npy.size if sliceable else None
-            arrays[name] = ArrayHeader(npy.shape, npy.dtype, offset, member.CRC, npy.crc)
+            arrays[name] = ArrayHeader(
+                npy.shape,
+                npy.dtype,
+                npy.size + (start if is_stored else 0),
+                is_mappable=is_stored and not npy.fortran_order,
+                fortran_order=npy.fortran_order,
+                crc=member.CRC,
+                header_crc=npy.crc,
+            )
     return arrays
 
 
@@ -313,22 +329,26 @@ def _parse_npy_header(content: bytes) -> _NpyHeader:
     return _NpyHeader(len(content), shape, fortran_order, dtype, zlib.crc32(content))
 
 
-def _read_arrays(path: str, header: TrajectoryHeader, start: int, stop: int) -> dict[str, Array]:
+def _read_arrays(
+    path: str, header: TrajectoryHeader, start: int, stop: int, may_map: bool
+) -> dict[str, Array]:
     rows: dict[str, Array] = {}
-    with open(path, "rb", buffering=0) as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        content = bytearray(file_bytes if file_bytes <= READ_ONCE_BYTES else 0)
-        file.readinto(content)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb", buffering=0))
+        window_bytes = header.nbytes * (stop - start) // max(header.length, 1)
+        content = _content(file, may_map and window_bytes > MAPPED_BYTES)
+        archive = None if header.is_sliceable else stack.enter_context(zipfile.ZipFile(path))
         for name, array in header.arrays.items():
             last = stop if name in TRANSITION_ARRAYS else stop + 1
-            if array.offset is None:
-                with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as member:
-                    rows[name] = np.lib.format.read_array(member, allow_pickle=False)[start:last]
-                continue
             shape = (last - start, *array.shape[1:])
             count = math.prod(shape)
-            offset = array.offset + start * (count // max(last - start, 1)) * array.dtype.itemsize
-            if content and count:
+            offset = array.offset + start * math.prod(array.shape[1:]) * array.dtype.itemsize
+            if not array.is_mappable:
+                assert archive is not None
+                with archive.open(f"{name}.npy") as member:
+                    rows[name] = _decompress(member, array, offset, shape)[: last - start]
+                continue
+            if content is not None:
                 block = np.frombuffer(content, array.dtype, count, offset).reshape(shape)
             else:
                 block = np.empty(shape, array.dtype)
@@ -342,14 +362,36 @@ def _read_arrays(path: str, header: TrajectoryHeader, start: int, stop: int) -> 
 
 
 def _read_into(file: io.FileIO, block: Array, name: str) -> None:
-    if not block.nbytes:
-        return
-    done = file.readinto(block.data)
-    while done < block.nbytes:  # one read returns at most 2 GiB
-        more = file.readinto(block.reshape(-1).view(np.uint8)[done:].data)
-        if not more:
+    rest = block.reshape(-1).view(np.uint8)
+    while len(rest):  # one read returns at most 2 GiB
+        count = file.readinto(rest.data)
+        if not count:
             raise ValueError(f"array {name} is cut off")
-        done += more
+        rest = rest[count:]
+
+
+def _content(file: io.FileIO, map_file: bool) -> bytearray | mmap.mmap | None:
+    """The content of a file, if using it is quicker than reading the rows of each array."""
+    file_bytes = os.fstat(file.fileno()).st_size
+    if file_bytes <= READ_ONCE_BYTES:
+        content = bytearray(file_bytes)
+        file.readinto(content)
+        return content
+    if map_file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return None
+
+
+def _decompress(member: IO[bytes], array: ArrayHeader, offset: int, shape: tuple[int, ...]) -> Array:
+    """Rows of an .npy member from byte `offset` on. In Fortran order, all of the following rows."""
+    if array.fortran_order:
+        row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+        whole: Array = np.lib.format.read_array(member, allow_pickle=False)
+        return whole[(offset - array.offset) // max(row_bytes, 1) :]
+    member.seek(offset)
+    count = math.prod(shape)
+    data = bytearray(member.read(count * array.dtype.itemsize))  # writable
+    return np.frombuffer(data, array.dtype, count).reshape(shape)
 
 
 def _traj_arrays(path: str) -> dict[str, ArrayHeader]:

@@ -19,7 +19,7 @@ from amago.utils import AmagoWarning
 NO_FILE_ID = "~"
 """File id of a file whose name has another form; sorts after all hex digits."""
 
-SETTLED_NS = 2_000_000_000
+SETTLED_NS = 100_000_000
 """Age of a folder's modification time after which no further change can have the same time stamp."""
 
 

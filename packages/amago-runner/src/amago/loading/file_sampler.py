@@ -163,7 +163,7 @@ class FileSampler:
             header = self._header(file)
             if header.nbytes > self._max_cached_bytes(header):
                 start, stop = window_bounds(header.length, length, padded_sampling, rng)
-                return RLData.unchecked(read_rows(file.path, header, start, stop))
+                return RLData.unchecked(read_rows(file.path, header, start, stop, may_map=True))
             traj = FrozenTraj.from_dict(read_rows(file.path, header, 0, header.length))
             self.cache.put(file, traj)
         start, stop = window_bounds(len(traj), length, padded_sampling, rng)
