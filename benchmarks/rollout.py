@@ -10,7 +10,7 @@
 Trajectory encoders are 128 wide with 3 layers; timestep encoder and actor keep their defaults, 512 and 256 wide.
 Exploration is on, and every finished episode becomes a file; the time ends when the last file is on disk. Every
 row is measured in a process of its own. `bare_steps_per_s` are the steps of one environment without any of our
-code, on one core; `us_per_file` is the disk's time for a small file afterwards; `reference_steps_per_s` was measured
+code, on one core; `us_per_file` is the time of the disk for a small file; `reference_steps_per_s` was measured
 with the reference implementation, on an unknown machine.
 
 `--memory STEPS` collects that many and prints the resident memory on the way. Rows are appended to
