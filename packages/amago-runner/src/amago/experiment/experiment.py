@@ -724,6 +724,8 @@ class Experiment(ExperimentConfig):
             # In the other modes, other processes may write to the buffer.
             move_later_files_aside = self.env_mode == "sync" and self.collects
             self.dataset.load_state_dict(state["dataset"], move_later_files_aside=move_later_files_aside)
+        # Otherwise another process could already collect, and its files would be moved aside.
+        self.processes.wait()
         if len(state["processes"]) != self.processes.count:
             amago_warning(
                 f"the checkpoint has {len(state['processes'])} processes, this run has {self.processes.count}: "
