@@ -109,7 +109,6 @@ def test_help_lists_the_registered_names(option: str, registered: Callable[[], l
         (["trian"], "train"),
         (["train", "--env-mode", "snc"], "sync"),
         (["train", "CartPol-v1"], "CartPole-v1"),
-        (["train", "--env-arg", "sise=4"], "size"),
         (["train", "--traj-encoder", "transfomer"], "transformer"),
         (["train", "--exploration", "egredy"], "egreedy"),
         (["train", "--set", "Agnet.gamma=0.9"], "Agent"),

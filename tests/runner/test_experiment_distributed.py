@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 SCRIPT = """
-import json, hashlib, sys
+import dataclasses, json, hashlib, sys
 from pathlib import Path
 import gymnasium
 from amago import Experiment
@@ -43,7 +43,7 @@ state = b"".join(tensor.numpy().tobytes() for tensor in experiment.policy.state_
 result = {
     "weights": hashlib.sha1(state).hexdigest(),
     "rate": experiment.optimizer.param_groups[0]["lr"],
-    **experiment.counters.as_dict(),
+    **dataclasses.asdict(experiment.counters),
 }
 (root / f"result_{experiment.processes.rank}.json").write_text(json.dumps(result))
 experiment.close()

@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
 from amago.experiment.checkpointer import (
     Checkpointer,
     TrainingState,
-    load_policy,
     load_training_state,
     read_state,
 )
@@ -115,7 +115,7 @@ class Experiment(ExperimentConfig):
         self.processes = Processes(make_accelerator())
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
-        resumed = Checkpointer(self.run_dir, self.run_name).last_training_state() if self.resume else None
+        resumed = Checkpointer(self.run_dir, self.run_name).find_resume_checkpoint() if self.resume else None
         seed = self.processes.share(self._choose_seed(resumed))
         self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
         try:
@@ -479,7 +479,7 @@ class Experiment(ExperimentConfig):
         if self.processes.is_main:
             state = {
                 "seed": self.streams.seed,
-                "counters": self.counters.as_dict(),
+                "counters": asdict(self.counters),
                 "batches_seen": self._batches_seen,
                 "dataset": self.dataset.state_dict(),
                 "processes": all_processes,
@@ -533,7 +533,7 @@ class Experiment(ExperimentConfig):
         """Loads `ckpts/latest/policy.pt`; warns if there is none yet."""
         self._require_started("read_latest_policy()")
         try:
-            weights = load_policy(self.checkpointer.latest_policy, self.DEVICE)
+            weights = read_saved_policy(self.checkpointer.latest_policy, self.DEVICE)
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return

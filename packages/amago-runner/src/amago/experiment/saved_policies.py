@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,6 +22,27 @@ _IGNORED = "maximized_critics."
 _NAMES_SHOWN = 3
 
 
+def read_tensors(path: Path, device: torch.device | str) -> Any:
+    """The content of a file of `torch.save`, or of a `.safetensors` file, with tensors on `device`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or contains more than tensors, so that loading it could run code.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path, device=str(device))
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        # Damaged bytes raise anything; torch's own message recommends loading with code execution.
+        raise ValueError(
+            f"{path} cannot be read as tensors: it is damaged, or holds other objects, whose loading could run "
+            "code. Save the weights alone with torch.save(agent.state_dict(), path)."
+        ) from error
+
+
 def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The state dict in a file, without wrappers around it and prefixes of its names.
 
@@ -30,9 +50,7 @@ def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[st
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, holds other objects than tensors, or no state dict.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file of policy weights at {path}")
-    content = _read(path, device)
+    content = read_tensors(path, device)
     for _ in _STATE_DICT_KEYS:
         key = next((key for key in _STATE_DICT_KEYS if _has_mapping(content, key)), None)
         content = content if key is None else content[key]
@@ -47,21 +65,6 @@ def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[st
 
 def _has_mapping(content: Any, key: str) -> bool:
     return isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
-
-
-def _read(path: Path, device: torch.device | str) -> Any:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path, device=str(device))
-        return torch.load(path, map_location=device, weights_only=True)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    except Exception as error:
-        # Damaged bytes raise anything; torch's own message recommends loading with code execution.
-        raise ValueError(
-            f"{path} cannot be read as tensors: it is damaged, or holds other objects, whose loading could run "
-            "code. Save the weights alone with torch.save(agent.state_dict(), path)."
-        ) from error
 
 
 def load_saved_policy(agent: nn.Module, weights: Mapping[str, Tensor], source: object) -> None:
