@@ -36,7 +36,7 @@ def play(progress: TrainingProgress, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 7, 40, 1000])
-def test_a_log_gets_about_twenty_lines_with_the_latest_evaluation(epochs: int) -> None:
+def test_without_a_terminal_about_twenty_lines_are_printed(epochs: int) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     progress = TrainingProgress(console, epochs)
     play(progress, epochs)
@@ -47,7 +47,7 @@ def test_a_log_gets_about_twenty_lines_with_the_latest_evaluation(epochs: int) -
     assert 0.0 < progress.wall_seconds < 5.0
 
 
-def test_a_terminal_gets_a_bar_with_both_speeds_on_one_line() -> None:
+def test_a_terminal_shows_a_progress_bar_on_one_line() -> None:
     file = io.StringIO()
     play(TrainingProgress(Console(width=80, force_terminal=True, file=file), 40), 40)
     last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue()).strip().rpartition("epoch")[2]

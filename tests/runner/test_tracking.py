@@ -1,8 +1,9 @@
-"""Where metrics go."""
+"""Trackers: metrics.jsonl, Weights & Biases and TensorBoard."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 import wandb
 
-from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, Tracker, WandbTracker
+from amago.experiment import Experiment
+from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -38,7 +40,7 @@ def test_metrics_are_kept_without_wandb(tmp_path) -> None:
     assert kept(JsonlTracker(path)) == [{"Average": 0.5}]
 
 
-def test_any_number_is_logged_and_those_that_json_lacks_become_null(tmp_path) -> None:
+def test_numbers_of_all_types_are_logged_and_nan_becomes_null(tmp_path) -> None:
     path = tmp_path / "m.jsonl"
     tracker = JsonlTracker(path)
     metrics = {"a": torch.tensor(1.5), "b": np.float32(2.5), "c": np.int64(3), "d": float("nan")}
@@ -52,7 +54,7 @@ def test_any_number_is_logged_and_those_that_json_lacks_become_null(tmp_path) ->
     tracker.close()
 
 
-def test_a_metric_that_is_no_number_is_named(tmp_path) -> None:
+def test_a_metric_that_is_not_a_number_is_an_error_that_names_it(tmp_path) -> None:
     tracker = JsonlTracker(tmp_path / "m.jsonl")
     for value in ("high", torch.zeros(2), None):
         with pytest.raises(TypeError, match="'score'"):
@@ -61,7 +63,7 @@ def test_a_metric_that_is_no_number_is_named(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("torn", ['{"section": "va', "x" * 10_000])
-def test_a_line_torn_by_a_crash_is_removed_on_resume(tmp_path, torn) -> None:
+def test_an_incomplete_last_line_is_removed(tmp_path, torn) -> None:
     path = tmp_path / "metrics.jsonl"
     first = JsonlTracker(path)
     first.log({"x": 1}, section="val", axes={})
@@ -74,7 +76,7 @@ def test_a_line_torn_by_a_crash_is_removed_on_resume(tmp_path, torn) -> None:
     assert [line["metrics"] for line in lines(path)] == [{"x": 1}, {"x": 2}]
 
 
-def test_several_trackers_get_the_same(tmp_path) -> None:
+def test_metrics_are_logged_to_every_tracker(tmp_path) -> None:
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     tracker: Tracker = MetricLogger([JsonlTracker(path) for path in paths])
     tracker.log({"x": torch.tensor(1.0)}, section="test", axes={"Epoch": 0})
@@ -83,7 +85,7 @@ def test_several_trackers_get_the_same(tmp_path) -> None:
     assert [lines(path)[0]["metrics"] for path in paths] == [{"x": 1}, {"x": 1}]
 
 
-def test_wandb_works_offline_and_goes_on_with_a_run(tmp_path, monkeypatch) -> None:
+def test_wandb_logs_offline_and_continues_a_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("AMAGO_WANDB_PROJECT", "from-the-environment")
@@ -104,8 +106,8 @@ def test_wandb_works_offline_and_goes_on_with_a_run(tmp_path, monkeypatch) -> No
     again.close()
 
 
-def test_wandb_is_imported_only_by_those_who_use_it() -> None:
-    code = "import sys, amago.tracking, amago.loading; sys.exit(bool({'wandb', 'tensorboard'} & set(sys.modules)))"
+def test_importing_trackers_does_not_import_wandb_or_tensorboard() -> None:
+    code = "import sys, amago.tracking; sys.exit(bool({'wandb', 'tensorboard'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -115,12 +117,15 @@ def test_a_missing_wandb_says_what_to_install(monkeypatch) -> None:
         WandbTracker()
 
 
-def test_tensorboard_writes_event_files_or_says_what_to_install(tmp_path) -> None:
+def test_an_experiment_writes_tensorboard_files_or_says_what_to_install(
+    make_experiment: Callable[..., Experiment],
+) -> None:
+    experiment = make_experiment(epochs=1, log_to_tensorboard=True)
     try:
-        tracker = TensorboardTracker(tmp_path)
+        experiment.start()
     except ImportError as error:
         assert "pip install tensorboard" in str(error)  # noqa: PT017 (either outcome is right, by what is installed)
         return
-    tracker.log({"Average": 0.5}, section="val", axes={"total_frames": 10})
-    tracker.close()
-    assert list(tmp_path.glob("events.out.tfevents*"))
+    experiment.learn()
+    experiment.close()
+    assert list((experiment.run_dir / "tensorboard").glob("events.out.tfevents*"))

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from amago.cli.options import UsageProblem, recipe_options
 from amago.cli.recipe import ENVIRONMENT, GIN, RUN
-from amago.cli.runs import default_run_name, find_run
+from amago.cli.run_folders import default_run_name, find_run
 
 app = typer.Typer(
     help="Train and evaluate reinforcement learning agents that adapt through memory.",

@@ -28,7 +28,7 @@ from amago.cli_utils import (
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
-from amago.experiment.run_file import RunRecord
+from amago.experiment.run_json import RunRecord
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 

@@ -16,10 +16,10 @@ from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment
 from amago.cli.options import UsageProblem
 from amago.cli.plots import default_labels, draw_runs, read_figures
 from amago.cli.report import Summary, comparison_table, show_evaluation
-from amago.cli.runs import recorded_recipe
+from amago.cli.run_folders import recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
-from amago.experiment.run_file import read_run
+from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
 
 
@@ -45,6 +45,7 @@ def rebuilt_experiment(
             ckpt_base_dir=scratch,
             train_timesteps_per_epoch=0,
             log_to_wandb=False,
+            log_to_tensorboard=False,
             verbose=False,
         )
         experiment = Experiment(**{**arguments, **changes})

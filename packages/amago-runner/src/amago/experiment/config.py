@@ -186,6 +186,7 @@ class ExperimentConfig:
             skipped, after which the run stops with a NonFiniteUpdateError.
         keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
         env_description: JSON-serializable description of the environment for `run.json`.
+        log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
     """
 
     run_name: str
@@ -248,6 +249,7 @@ class ExperimentConfig:
     max_nonfinite_updates: int = 10
     keep_checkpoints: int | None = None
     env_description: Mapping[str, Any] | None = None
+    log_to_tensorboard: bool = False
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""

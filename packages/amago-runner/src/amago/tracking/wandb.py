@@ -55,7 +55,6 @@ class WandbTracker:
             id=run_id,
             resume="allow" if run_id is not None else None,
         )
-        self._closed = False
 
     @property
     def run_id(self) -> str:
@@ -69,6 +68,4 @@ class WandbTracker:
 
     def close(self) -> None:
         """Finishes the run."""
-        if not self._closed:
-            self._closed = True
-            self._run.finish()
+        self._run.finish()
