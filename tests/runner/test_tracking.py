@@ -29,17 +29,6 @@ def test_a_line_holds_section_axes_metrics_and_time(tmp_path) -> None:
     tracker.close()
 
 
-def test_metrics_are_kept_without_wandb(tmp_path) -> None:
-    path = tmp_path / "metrics.jsonl"
-
-    def kept(*trackers: Tracker) -> list[object]:
-        MetricLogger(list(trackers)).log({"Average": 0.5}, section="val", axes={"Epoch": 3})
-        return [line["metrics"] for line in lines(path)] if path.exists() else []
-
-    assert kept() == []  # the fault: nobody listens but wandb
-    assert kept(JsonlTracker(path)) == [{"Average": 0.5}]
-
-
 def test_numbers_of_all_types_are_logged_and_nan_becomes_null(tmp_path) -> None:
     path = tmp_path / "m.jsonl"
     tracker = JsonlTracker(path)

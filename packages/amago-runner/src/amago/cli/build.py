@@ -1,4 +1,4 @@
-"""From a recipe to an Experiment: the environment, the classes by their names, the gin settings, the arguments.
+"""Builds the Experiment of a recipe: its environment, classes, gin settings and arguments.
 
 gin settings apply in this order, later ones win: the recipe, options, --gin files from left to right, --set.
 """

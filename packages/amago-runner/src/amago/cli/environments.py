@@ -1,4 +1,4 @@
-"""From a name on the command line to an environment: a builtin one, or a Gymnasium id."""
+"""Environments of the command line: finds a builtin environment or a Gymnasium id by its name."""
 
 from __future__ import annotations
 

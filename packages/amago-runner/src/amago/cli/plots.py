@@ -22,13 +22,6 @@ PICTURE_FILE = "learning_curve.png"
 
 # Okabe and Ito's palette, whose colours colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_ENCODERS = {
-    "transformer": "Transformer",
-    "ff": "feed-forward, no memory",
-    "identity": "no sequence model",
-    "rnn": "GRU",
-    "mamba": "Mamba",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +71,6 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         training=curves["train"],
         summary=summary,
     )
-
-
-def default_labels(summaries: Sequence[Summary]) -> list[str]:
-    """Legend texts: the trajectory encoders if all runs differ in them, else the runs' names."""
-    encoders = [_ENCODERS.get(summary.traj_encoder, summary.traj_encoder) for summary in summaries]
-    return encoders if len(set(encoders)) == len(encoders) else [summary.run for summary in summaries]
 
 
 def draw_runs(runs: Sequence[RunFigures], path: Path) -> None:

@@ -95,14 +95,11 @@ class Checkpointer:
             save_weights(contents.policy, temporary / "policy.pt")
             save_weights(contents.optimizer, temporary / "optimizer.pt")
             write_json({"format": FORMAT_VERSION, **contents.state}, temporary / "state.json", indent=None)
-            if target.exists():
-                # os.rename cannot replace a folder that is not empty.
-                replaced = target.parent / f".{target.name}.{uuid4().hex}"
+            replaced = target.parent / f".{target.name}.{uuid4().hex}"
+            if target.exists():  # os.rename cannot replace a folder that is not empty
                 os.rename(target, replaced)
-                os.rename(temporary, target)
-                shutil.rmtree(replaced)
-            else:
-                os.rename(temporary, target)
+            os.rename(temporary, target)
+            shutil.rmtree(replaced, ignore_errors=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

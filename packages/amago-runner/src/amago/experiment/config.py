@@ -56,8 +56,9 @@ class _Range:
             return
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
             raise TypeError(f"{name} is {value!r}, must be {self}")
-        in_range = value > self.least if self.above else value >= self.least
-        allowed = self.infinite if math.isinf(value) else not self.integer or value % 1 == 0
+        number = float(value)
+        in_range = number > self.least if self.above else number >= self.least
+        allowed = self.infinite if math.isinf(number) else not self.integer or number.is_integer()
         if not (in_range and allowed):
             raise ValueError(f"{name} is {value!r}, must be {self}")
 
