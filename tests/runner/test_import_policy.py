@@ -111,13 +111,16 @@ def test_a_new_run_is_made_with_the_options_of_train(runs: Path, tmp_path: Path)
     [
         (
             ["CartPole-v1", *SIZE, "--traj-encoder", "rnn"],
-            ["missing in the file: traj_encoder.rnn", "only in the file: traj_encoder.tformer"],
+            [
+                'Missing key(s) in state_dict: "traj_encoder.rnn',
+                'Unexpected key(s) in state_dict: "traj_encoder.tformer',
+            ],
         ),
         (
             ["CartPole-v1", *SIZE, "--set", "Agent.num_critics=3"],
-            ["of other shapes: critics.net.inp_layer.weight (4x16x256 in the file, 3x16x256 in the agent)"],
+            ["size mismatch for critics.net.inp_layer.weight"],
         ),
-        (["Pendulum-v1", *SIZE], ["of other shapes: tstep_encoder."]),
+        (["Pendulum-v1", *SIZE], ["size mismatch for tstep_encoder."]),
     ],
     ids=["encoder", "size", "environment"],
 )

@@ -39,7 +39,8 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     """Makes the empty folder of a new run; deletes an existing run if `overwrite` is set.
 
     Raises:
-        UsageProblem: a run exists and `overwrite` is not set, the folder contains other files or cannot be created.
+        UsageProblem: a run exists and `overwrite` is not set, or the folder contains other files or cannot be
+            created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

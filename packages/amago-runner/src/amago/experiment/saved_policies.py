@@ -6,7 +6,7 @@ holds it alone. Files are read with `weights_only=True`, which runs no code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,6 @@ from torch import Tensor, nn
 # Keys of larger checkpoints that hold the state dict, and what DataParallel and torch.compile put before names.
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "policy", "agent")
 _PREFIXES = ("module.", "_orig_mod.")
-# AMAGO 3 saves a second copy of the critics, which agents here ignore.
-_IGNORED = "maximized_critics."
-_NAMES_SHOWN = 3
 
 
 def read_tensors(path: Path, device: torch.device | str) -> Any:
@@ -79,29 +76,7 @@ def load_saved_policy(agent: nn.Module, weights: Mapping[str, Tensor], source: o
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
-        differences = "; ".join(_differences(weights, agent.state_dict())) or str(error)
         raise ValueError(
-            f"the policy in {source} has other parameters than the run's agent: {differences}. Give the run the "
-            "environment, the encoders and the gin settings of the run that saved the policy (see its config.txt)."
+            f"the policy in {source} has other parameters than the run's agent. Give the run the environment, the "
+            f"encoders and the gin settings of the run that saved the policy (see its config.txt). {error}"
         ) from error
-
-
-def _differences(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Parameters that only one state dict has, or whose shapes differ."""
-    missing = [name for name in own if name not in saved]
-    unexpected = [name for name in saved if name not in own and not name.startswith(_IGNORED)]
-    reshaped = [
-        f"{name} ({_shape(saved[name])} in the file, {_shape(own[name])} in the agent)"
-        for name in own
-        if name in saved and saved[name].shape != own[name].shape
-    ]
-    kinds = {"missing in the file": missing, "only in the file": unexpected, "of other shapes": reshaped}
-    return [f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds.items() if names]
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
