@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amago.tracking.metric_logger import Number, as_floats
-
 
 class WandbTracker:
     """Logs metrics as `{section}/{name}` and axes under their own names.
@@ -61,10 +59,9 @@ class WandbTracker:
         """The run's ID, to continue it in a resumed process."""
         return str(self._run.id)
 
-    def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
+    def log(self, metrics: Mapping[str, float], *, section: str, axes: Mapping[str, float]) -> None:
         """Logs metrics and axes in one step."""
-        named = {f"{section}/{name}": value for name, value in as_floats(metrics).items()}
-        self._run.log(named | as_floats(axes))
+        self._run.log({f"{section}/{name}": value for name, value in metrics.items()} | dict(axes))
 
     def close(self) -> None:
         """Finishes the run."""
