@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from amago.agent import Agent, Batch
-from amago.distributed.accelerate import Processes, make_accelerator
+from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner, make_adamw
 from benchmarks.flops import count_update
 from benchmarks.machine import ROOT, append, describe

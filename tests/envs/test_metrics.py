@@ -19,7 +19,7 @@ def test_metrics_are_found_by_their_prefix_and_lose_it():
     assert extract_metrics({}) == {}
 
 
-def test_a_metric_that_is_no_number_is_named():
+def test_a_metric_that_is_not_a_number_is_an_error_that_names_it():
     with pytest.raises(TypeError, match="Path"):
         extract_metrics({f"{AMAGO_ENV_LOG_PREFIX} Path": [1, 2]})
 

@@ -84,7 +84,7 @@ def violations(packages: Path) -> list[str]:
     return found
 
 
-def test_no_package_imports_against_the_arrows() -> None:
+def test_packages_import_only_what_they_may() -> None:
     assert violations(PACKAGES) == []
 
 
@@ -130,7 +130,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str) ->
         ),
     ],
 )
-def test_imports_along_the_arrows_pass(tmp_path: Path, file: str, source: str) -> None:
+def test_allowed_imports_pass(tmp_path: Path, file: str, source: str) -> None:
     planted = tmp_path / "amago-planted" / "src" / "amago" / file
     planted.parent.mkdir(parents=True)
     planted.write_text(source + "\n")

@@ -61,12 +61,6 @@ def test_importing_amago_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_name_of_amago_loads_when_it_is_used() -> None:
-    done = python("import amago, sys; amago.Experiment; print('torch' in sys.modules)")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "True"
-
-
 def test_help_of_the_command_loads_no_torch() -> None:
     code = (
         "import sys; sys.argv = ['amago-run', '--help']\n"

@@ -10,8 +10,10 @@ import pytest
 ROOT_CONFTEST = Path(__file__).parents[2] / "conftest.py"
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
-@pytest.mark.parametrize(("reason", "status"), [("needs a unicorn", 1), ("needs gymnax", 0)])
+@pytest.mark.parametrize(
+    ("reason", "status", "options"),
+    [("needs gymnax", 0, ()), ("needs a unicorn", 1, ()), ("needs a unicorn", 1, ("-n", "1"))],
+)
 def test_only_allowed_reasons_may_skip(
     tmp_path: Path, reason: str, status: int, options: tuple[str, ...]
 ) -> None:

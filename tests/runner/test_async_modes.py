@@ -55,7 +55,7 @@ def collector(make_experiment: MakeExperiment) -> Experiment:
 
 
 @pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
-def test_a_learner_with_an_empty_buffer_waits_and_uses_up_no_epoch(
+def test_a_learner_waits_for_data_within_its_first_epoch(
     make_experiment: MakeExperiment, collector: Experiment
 ) -> None:
     watcher = CollectWhileWaiting(collector)
@@ -68,7 +68,7 @@ def test_a_learner_with_an_empty_buffer_waits_and_uses_up_no_epoch(
 
 
 @pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
-def test_a_collectors_epochs_go_up_and_it_saves_nothing_but_trajectories(collector: Experiment) -> None:
+def test_a_collector_saves_only_trajectories_and_metrics(collector: Experiment) -> None:
     collect(collector)
     assert collector.counters.env_steps == 3 * 60
     assert collector.counters.epoch == 2
@@ -88,12 +88,12 @@ def test_a_collector_acts_with_the_learners_latest_policy(
         assert torch.equal(mine, theirs)
 
 
-def test_a_collector_before_the_first_policy_warns_and_goes_on(collector: Experiment) -> None:
+def test_a_collector_warns_if_there_is_no_policy_yet(collector: Experiment) -> None:
     with pytest.warns(AmagoWarning, match="continuing with the current weights"):
         collect(collector)
 
 
-def test_who_collects_nothing_does_not_wait_for_ever(make_experiment: MakeExperiment) -> None:
+def test_waiting_for_data_ends_after_data_timeout(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment(start_collecting_at_epoch=float("inf"), data_timeout=0.0, val_interval=None)
     experiment.start()
     with pytest.raises(RuntimeError, match="the dataset is not ready after"):

@@ -1,12 +1,12 @@
 """Checkpoints appear atomically, replace one another safely, and are loaded without executing code from them."""
 
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
-from amago.experiment.checkpointer import Checkpointer, TrainingState, load_policy, load_training_state
+from amago.experiment.checkpointer import Checkpointer, TrainingState, load_training_state
+from amago.experiment.saved_policies import read_saved_policy
 
 CPU = torch.device("cpu")
 
@@ -15,16 +15,16 @@ def state(value: float) -> TrainingState:
     return TrainingState({"w": torch.tensor([value])}, {"state": {}, "param_groups": []}, {"value": value})
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_training_state_and_policy_are_loaded_unchanged(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(3, state(1.5))
-    loaded = load_training_state(checkpointer.last_training_state(), CPU)
+    loaded = load_training_state(checkpointer.find_resume_checkpoint(), CPU)
     assert torch.equal(loaded.policy["w"], torch.tensor([1.5]))
     assert loaded.state["value"] == 1.5
-    assert torch.equal(load_policy(checkpointer.policy_weights(3), CPU)["w"], torch.tensor([1.5]))
+    assert torch.equal(read_saved_policy(checkpointer.policy_weights(3), CPU)["w"], torch.tensor([1.5]))
 
 
-def test_epochs_are_listed_by_number(tmp_path: Path) -> None:
+def test_epochs_are_sorted_as_numbers(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run_1")
     for epoch in (10, 9, 100):
         checkpointer.save(epoch, state(epoch))
@@ -47,7 +47,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "ckpts" / "training_states").iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_of_a_killed_process_is_ignored_and_removed(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(0, state(1.0))
     (tmp_path / "ckpts" / "training_states" / ".run_epoch_1.abc").mkdir()
@@ -74,17 +74,17 @@ class Payload:
         return Path.touch, (self.path,)
 
 
-def test_weights_that_hold_code_are_refused_without_running_it(tmp_path: Path) -> None:
+def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     path, proof = tmp_path / "policy.pt", tmp_path / "code_ran"
     torch.save({"w": Payload(proof)}, path)
-    with pytest.raises(pickle.UnpicklingError, match=str(path)):
-        load_policy(path, CPU)
+    with pytest.raises(ValueError, match=str(path)):
+        read_saved_policy(path, CPU)
     assert not proof.exists()
     torch.load(path, weights_only=False)
     assert proof.exists()
 
 
-def test_accelerates_own_state_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_training_state_of_accelerate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "random_states_0.pkl").write_bytes(b"")
     with pytest.raises(ValueError, match="is_accelerate_state=False"):
         load_training_state(tmp_path, CPU)
@@ -96,18 +96,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     checkpointer.save(0, state(1.0))
     path = checkpointer.training_state(0) / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises((ValueError, pickle.UnpicklingError), match=name):
+    with pytest.raises(ValueError, match=name):
         load_training_state(checkpointer.training_state(0), CPU)
 
 
 def test_the_error_for_a_missing_checkpoint_lists_those_that_exist(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(0, state(1.0))
-    with pytest.raises(FileNotFoundError, match=r"epoch_1\.pt is not .* contains policy_epoch_0\.pt"):
-        load_policy(checkpointer.policy_weights(1), CPU)
-    with pytest.raises(FileNotFoundError, match=r"contains optimizer\.pt, policy\.pt, state\.json"):
-        load_policy(checkpointer.training_state(0), CPU)
-    with pytest.raises(FileNotFoundError, match="contains run_epoch_0"):
+    with pytest.raises(FileNotFoundError, match="there are run_epoch_0"):
         load_training_state(checkpointer.training_state(1), CPU)
     with pytest.raises(FileNotFoundError, match="is_accelerate_state=False"):
         load_training_state(checkpointer.policy_weights(0), CPU)

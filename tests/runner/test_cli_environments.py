@@ -71,14 +71,10 @@ def test_a_mistyped_environment_suggests_the_right_one(typed: str, meant: str) -
         resolve_environment(typed, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "meant"),
-    [("MetaFrozenLake", "sise", "size"), ("Pendulum-v1", "max_episode_stps", "max_episode_steps")],
-)
-def test_a_mistyped_environment_argument_suggests_the_right_one(name: str, typed: str, meant: str) -> None:
-    with pytest.raises(UsageProblem, match=f"Did you mean '{meant}'") as caught:
-        resolve_environment(name, {typed: 3})
-    assert caught.value.option == "--env-arg"
+@pytest.mark.parametrize("name", ["MetaFrozenLake", "Pendulum-v1"])
+def test_an_unknown_environment_argument_is_named(name: str) -> None:
+    with pytest.raises(UsageProblem, match="'sise'"):
+        inspect_environment(resolve_environment(name, {"sise": 3}))
 
 
 def test_an_environment_that_cannot_be_made_says_why() -> None:

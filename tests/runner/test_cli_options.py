@@ -109,7 +109,6 @@ def test_help_lists_the_registered_names(option: str, registered: Callable[[], l
         (["trian"], "train"),
         (["train", "--env-mode", "snc"], "sync"),
         (["train", "CartPol-v1"], "CartPole-v1"),
-        (["train", "--env-arg", "sise=4"], "size"),
         (["train", "--traj-encoder", "transfomer"], "transformer"),
         (["train", "--exploration", "egredy"], "egreedy"),
         (["train", "--set", "Agnet.gamma=0.9"], "Agent"),
@@ -117,7 +116,7 @@ def test_help_lists_the_registered_names(option: str, registered: Callable[[], l
         (["train", "--set", "amago.agent.Agnt.gamma=0.9"], "amago.agent.Agent"),
     ],
 )
-def test_a_mistyped_name_is_answered_with_the_most_similar_one(arguments: list[str], meant: str) -> None:
+def test_a_mistyped_name_suggests_the_most_similar_one(arguments: list[str], meant: str) -> None:
     pattern = rf"([Dd]id you mean|Possible options:|is not one of) '?{re.escape(meant)}"
     assert re.search(pattern, refused(*arguments))
 
@@ -137,7 +136,7 @@ def test_a_mistyped_name_is_answered_with_the_most_similar_one(arguments: list[s
         (["compare", "absent"], "there is no run"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_explained(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_an_invalid_value_is_explained(arguments: list[str], message: str, tmp_path: Path) -> None:
     assert message in refused(*arguments, "--run-dir", str(tmp_path))
 
 
@@ -160,7 +159,7 @@ def test_a_mistake_in_a_gin_file_names_the_file_and_the_line(tmp_path: Path) -> 
         ("'4'", "4"),
     ],
 )
-def test_a_literal_becomes_its_value_and_other_text_stays_text(text: str, value: object) -> None:
+def test_parse_literal_returns_the_value_or_the_text(text: str, value: object) -> None:
     assert parse_literal(text) == value
     assert type(parse_literal(text)) is type(value)
 
@@ -178,7 +177,7 @@ def test_arguments_are_split_at_the_first_equals_sign() -> None:
         (["a=1", "a=2"], "given twice"),
     ],
 )
-def test_texts_that_are_no_arguments_are_a_problem_of_their_option(texts: list[str], message: str) -> None:
+def test_malformed_environment_arguments_name_their_option(texts: list[str], message: str) -> None:
     with pytest.raises(UsageProblem, match=message) as caught:
         parse_arguments(texts, "--env-arg")
     assert caught.value.option == "--env-arg"

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from amago.cli.plots import default_labels, draw_runs, read_figures
+from amago.cli.plots import draw_runs, read_figures
 from amago.cli.report import RETURN_METRIC, Summary, mean_return, show_summary, success_by_attempt
 
 LAKE_METRICS = {
@@ -130,10 +130,3 @@ def test_pictures_have_a_second_panel_if_the_environment_has_attempts(
     assert width_of(tmp_path / "docs" / "both.png") >= 1200
     draw_runs([read_figures(finished("plain", metrics={RETURN_METRIC: 431.0}))], tmp_path / "plain.png")
     assert 800 <= width_of(tmp_path / "plain.png") < 1200
-
-
-def test_labels_are_the_trajectory_encoders_if_all_differ(finished: Callable[..., Path]) -> None:
-    a, b = Summary.load(finished("a")), Summary.load(finished("b"))
-    control = Summary.load(finished("control", traj_encoder="ff"))
-    assert default_labels([a, control]) == ["Transformer", "feed-forward, no memory"]
-    assert default_labels([a, b]) == ["a", "b"]

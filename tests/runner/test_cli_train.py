@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from amago.cli.app import app
 from amago.cli.environments import EnvMaker
 from amago.experiment import Experiment
-from amago.experiment.run_file import read_run
+from amago.experiment.run_json import read_run
 
 TINY = [
     *("--memory-size", "16", "--memory-layers", "1", "--actors", "4", "--batch-size", "4"),
@@ -88,7 +88,7 @@ def test_the_run_prints_its_progress_and_a_table_and_draws_the_learning_curve(
         assert image.size[0] >= 1200
 
 
-def test_the_run_file_holds_everything_that_the_run_is_built_from(lake: tuple[Path, Result]) -> None:
+def test_run_json_contains_the_settings_of_the_command(lake: tuple[Path, Result]) -> None:
     record = read_run(lake[0])
     assert record.unwritable == {}
     assert record.gin["amago.agent.Agent.tau"] == 0.25
@@ -216,12 +216,12 @@ def test_multibinary_actions_train_without_further_settings(own_environments: No
     assert "carry no gradient" in refused("train", *run, "--set", "Agent.online_coeff=1.0", "--overwrite")
 
 
-def test_runs_share_a_picture(lake: tuple[Path, Result], tmp_path: Path) -> None:
+def test_compare_draws_runs_into_one_picture(lake: tuple[Path, Result], tmp_path: Path) -> None:
     runs = ["--run-dir", lake[0].parent]
     control = ["--epochs", "1", "--traj-encoder", "ff", "--run-name", "control"]
     amago_run("train", *runs, *TINY, "--env-arg", "k_episodes=3", *control)
     result = amago_run("compare", "quickstart", "control", *runs, "--out", tmp_path / "docs" / "both.png")
-    assert "feed-forward" in result.output
+    assert "control" in result.output
     assert "Success of attempt 3" in result.output
     with Image.open(tmp_path / "docs" / "both.png") as image:
         assert image.size[0] >= 1200
@@ -235,10 +235,6 @@ def test_the_command_trains_with_worker_processes(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert read_json(tmp_path / "quickstart" / "summary.json")["env_steps"] == 240
     assert "\x1b[" not in finished.stdout
-    mistaken = subprocess.run([*command, "--sede", "3"], capture_output=True, text=True, timeout=120)
-    assert mistaken.returncode == 2
-    assert "--seed" in mistaken.stderr
-    assert "Traceback" not in mistaken.stderr
 
 
 @pytest.mark.parametrize(
@@ -251,24 +247,22 @@ def test_the_command_trains_with_worker_processes(tmp_path: Path) -> None:
         (["--overwrite", "--set", "TformerTrajEncoder.pos_emb='learned'"], "max_time_idx"),
     ],
 )
-def test_a_command_that_is_refused_leaves_the_existing_run_as_it_is(
+def test_an_invalid_command_leaves_an_existing_run_unchanged(
     lake: tuple[Path, Result], settings: list[str], complaint: str
 ) -> None:
     assert complaint in refused("train", *settings, "--run-dir", lake[0].parent)
     assert (lake[0] / "summary.json").is_file()
 
 
-def test_only_a_run_is_ever_overwritten(tmp_path: Path) -> None:
+def test_overwrite_deletes_nothing_but_runs(tmp_path: Path) -> None:
     notes = tmp_path / "quickstart" / "notes.txt"
     notes.parent.mkdir()
     notes.write_text("mine")
-    assert "holds files that are no run" in refused("train", "--overwrite", "--run-dir", tmp_path)
+    assert "contains other files than a run" in refused("train", "--overwrite", "--run-dir", tmp_path)
     assert notes.read_text() == "mine"
 
 
-def test_a_run_that_was_stopped_while_it_started_is_overwritten_and_wandb_logs_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_run_json_can_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "quickstart" / "buffer" / "fifo").mkdir(parents=True)
     amago_run("train", "--overwrite", "--wandb", "--run-dir", tmp_path, *TINY, "--epochs", "1")
@@ -276,11 +270,11 @@ def test_a_run_that_was_stopped_while_it_started_is_overwritten_and_wandb_logs_o
     assert any((tmp_path / "quickstart").rglob("*.wandb"))
 
 
-def test_a_folder_that_cannot_be_made_and_a_missing_include_are_named(tmp_path: Path) -> None:
+def test_an_invalid_run_folder_and_a_missing_gin_include_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     said = refused("train", "CartPole-v1", *TINY, "--run-dir", tmp_path / "file")
     assert "--run-dir" in said
-    assert "cannot be made" in said
+    assert "cannot be created" in said
     (tmp_path / "settings.gin").write_text('include "elsewhere.gin"\n')
     said = refused("train", "CartPole-v1", "--run-dir", tmp_path, "--gin", tmp_path / "settings.gin")
     assert "elsewhere.gin" in said

@@ -45,7 +45,7 @@ def test_full_partial_and_short_selectors_bind_the_same_value(key: str) -> None:
     assert gin.query_parameter("TformerTrajEncoder.d_model") == 24
 
 
-def test_files_come_after_the_dictionary_and_later_ones_win(tmp_path: Path) -> None:
+def test_gin_files_override_the_dictionary_and_later_files_earlier_ones(tmp_path: Path) -> None:
     first, second = tmp_path / "first.gin", tmp_path / "second.gin"
     first.write_text("Agent.gamma = 0.5\nAgent.tau = 0.5\n")
     second.write_text("Agent.gamma = 0.25\n")
@@ -55,7 +55,7 @@ def test_files_come_after_the_dictionary_and_later_ones_win(tmp_path: Path) -> N
     assert gin.get_bindings("Agent") == {"gamma": 0.25, "tau": 0.5, "num_critics": 7}
 
 
-def test_gin_is_locked_unless_told_otherwise_and_later_calls_add_to_it() -> None:
+def test_use_config_locks_gin_and_keeps_earlier_bindings() -> None:
     use_config({"Agent.gamma": 0.9}, finalize=False)
     assert not gin.config_is_locked()
     use_config({"Agent.gamma": 0.8})
@@ -67,7 +67,7 @@ def test_gin_is_locked_unless_told_otherwise_and_later_calls_add_to_it() -> None
     assert gin.config_is_locked()
 
 
-def test_a_gin_file_can_name_classes_that_nobody_imported(tmp_path: Path) -> None:
+def test_a_gin_file_can_name_classes_that_are_not_imported(tmp_path: Path) -> None:
     path = tmp_path / "cnn.gin"
     path.write_text(
         "CNNTstepEncoder.cnn_type = @IMPALAishCNN\nIMPALAishCNN.cnn_block_depths = [32, 64, 64]\n"
@@ -126,7 +126,7 @@ def test_the_sizes_of_trajectory_encoders(arch: str, expected: dict[str, int]) -
     use_config(config)
 
 
-def test_arguments_override_the_sizes_which_may_be_left_out() -> None:
+def test_arguments_of_an_encoder_override_its_sizes() -> None:
     config: dict[str, Any] = {}
     assert switch_traj_encoder(config, arch="transformer", n_heads=16) is TformerTrajEncoder
     assert config == {"amago.nets.traj_encoders.TformerTrajEncoder.n_heads": 16}
@@ -151,7 +151,7 @@ def own_encoder() -> Iterator[type[TrajEncoder]]:
     return OwnEncoder
 
 
-def test_an_encoder_of_the_users_receives_the_sizes_it_takes(own_encoder: type[TrajEncoder]) -> None:
+def test_a_custom_encoder_receives_the_sizes_that_it_accepts(own_encoder: type[TrajEncoder]) -> None:
     config: dict[str, Any] = {}
     assert switch_traj_encoder(config, "tests_own", memory_size=5, layers=3, extra=4) is own_encoder
     assert config == {"tests_own.OwnEncoder.memory_size": 5, "tests_own.OwnEncoder.extra": 4}

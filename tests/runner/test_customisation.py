@@ -195,7 +195,7 @@ def moved(weights: tuple[dict[str, Tensor], dict[str, Tensor]], prefix: str) -> 
     return bool(names) and all(not torch.equal(before[name], after[name]) for name in names)
 
 
-def test_a_timestep_encoder_of_ones_own_is_found_by_name_and_sized_by_gin(
+def test_a_custom_timestep_encoder_is_registered_and_configured_by_gin(
     make_experiment: MakeExperiment,
 ) -> None:
     config: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def test_a_timestep_encoder_of_ones_own_is_found_by_name_and_sized_by_gin(
     assert experiment.policy.tstep_encoder.emb_dim == 9
 
 
-def test_a_trajectory_encoder_of_ones_own_remembers_in_rollouts_and_in_training(
+def test_a_custom_trajectory_encoder_keeps_its_hidden_state(
     make_experiment: MakeExperiment,
 ) -> None:
     config: dict[str, Any] = {}
@@ -226,9 +226,7 @@ def test_a_trajectory_encoder_of_ones_own_remembers_in_rollouts_and_in_training(
 
 
 @pytest.mark.parametrize("online_coeff", [0.0, 1.0])
-def test_critics_of_ones_own_are_chosen_and_sized_by_gin(
-    make_experiment: MakeExperiment, online_coeff: float
-) -> None:
+def test_custom_critics_are_configured_by_gin(make_experiment: MakeExperiment, online_coeff: float) -> None:
     settings = {"Agent.critic_type": OwnCritics, "OwnCritics.width": 12, "Agent.online_coeff": online_coeff}
     use_config(settings, finalize=False)
     experiment = make_experiment()
@@ -238,7 +236,7 @@ def test_critics_of_ones_own_are_chosen_and_sized_by_gin(
     assert experiment.policy.critics.hidden.out_features == 12
 
 
-def test_all_of_ones_own_together(make_experiment: MakeExperiment) -> None:
+def test_custom_encoders_heads_and_agent_train_together(make_experiment: MakeExperiment) -> None:
     use_config(
         {
             "OwnAgent.actor_type": OwnActor,
@@ -266,7 +264,7 @@ def test_all_of_ones_own_together(make_experiment: MakeExperiment) -> None:
     assert isinstance(policy.actor.policy_dist, Sharpened)
 
 
-def test_networks_of_an_agents_own_are_trained_saved_and_loaded(
+def test_extra_networks_of_a_custom_agent_are_trained_saved_and_loaded(
     make_experiment: MakeExperiment, tmp_path: Path
 ) -> None:
     config: dict[str, Any] = {}
@@ -285,7 +283,7 @@ def test_networks_of_an_agents_own_are_trained_saved_and_loaded(
     assert torch.equal(again.policy.predictor.weight, experiment.policy.predictor.weight)
 
 
-def test_the_agent_is_told_of_every_checkpoint_that_is_loaded(make_experiment: MakeExperiment) -> None:
+def test_on_checkpoint_loaded_is_called(make_experiment: MakeExperiment) -> None:
     first = make_experiment(agent_type=OwnAgent, ckpt_interval=1)
     first.start()
     assert first.policy.loaded == []
@@ -298,7 +296,7 @@ def test_the_agent_is_told_of_every_checkpoint_that_is_loaded(make_experiment: M
     assert resumed.policy.loaded == [True]
 
 
-def test_chosen_observations_reach_the_actor_in_rollouts_as_in_training(
+def test_observations_are_passed_to_the_actor_in_rollouts_and_training(
     make_experiment: MakeExperiment,
 ) -> None:
     settings = {
@@ -334,7 +332,7 @@ class IgnoresCritics(Ignores):
 
 
 @pytest.mark.parametrize(("agent_type", "still"), [(Ignores, "actor."), (IgnoresCritics, "critics.")])
-def test_what_a_mask_leaves_out_is_not_learned_from(
+def test_edited_masks_exclude_losses(
     make_experiment: MakeExperiment, agent_type: type[Agent], still: str
 ) -> None:
     experiment = make_experiment(agent_type=agent_type, l2_coeff=0.0)
@@ -371,7 +369,7 @@ class WrongTrajWidth(LeakyMemory):
         ({"traj_encoder_type": WrongTrajWidth}, r"WrongTrajWidth\.emb_dim is 5, but its output is 8 wide"),
     ],
 )
-def test_an_encoder_that_is_not_as_wide_as_it_says_is_named(
+def test_an_encoder_with_a_wrong_emb_dim_is_an_error(
     make_experiment: MakeExperiment, parts: dict[str, Any], message: str
 ) -> None:
     experiment = make_experiment(**parts)

@@ -12,7 +12,7 @@ from amago.agent import Agent
 from amago.envs.env_utils import available_cores
 from amago.envs.exploration import EpsilonGreedy
 from amago.experiment import Experiment
-from amago.experiment.run_file import read_run
+from amago.experiment.run_json import read_run
 from amago.loading import DiskTrajDataset, DoNothingDataset
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -78,9 +78,7 @@ def test_missing_and_unknown_arguments_are_named(make_experiment: MakeExperiment
 @pytest.mark.parametrize(
     "name", ["epochs", "start_learning_at_epoch", "start_collecting_at_epoch", "traj_save_len"]
 )
-def test_infinity_is_allowed_where_it_means_never_or_unlimited(
-    make_experiment: MakeExperiment, name: str
-) -> None:
+def test_infinite_arguments_are_accepted(make_experiment: MakeExperiment, name: str) -> None:
     assert getattr(make_experiment(**{name: float("inf")}), name) == float("inf")
 
 
@@ -144,7 +142,7 @@ def test_a_configurable_subclass_gets_required_arguments_from_gin(
     assert (experiment.max_seq_len, experiment.agent_type) == (5, Agent)
 
 
-def test_a_list_gives_every_actor_its_own_environment(make_experiment: MakeExperiment) -> None:
+def test_a_list_of_functions_creates_one_environment_per_actor(make_experiment: MakeExperiment) -> None:
     maker = make_experiment().make_train_env
     made: list[int] = []
 
@@ -160,7 +158,7 @@ def test_a_list_gives_every_actor_its_own_environment(make_experiment: MakeExper
     assert made == [0, 1, 2]
 
 
-def test_the_older_dataset_arguments_create_one_and_are_rebuilt_from_run_json(
+def test_dset_arguments_create_a_dataset_and_are_restored_from_run_json(
     make_experiment: MakeExperiment, tmp_path: Any
 ) -> None:
     experiment = make_experiment(
@@ -192,14 +190,14 @@ def test_ranks_on_one_machine_share_its_cores(
     assert experiment.train_dloader.workers == max(1, cores // ranks)
 
 
-def test_environments_that_do_not_fit_are_refused(make_experiment: MakeExperiment) -> None:
+def test_environments_with_another_number_of_rows_are_rejected(make_experiment: MakeExperiment) -> None:
     maker = make_experiment().make_train_env
     experiment = make_experiment(env_mode="already_vectorized", make_train_env=maker, make_val_env=maker)
     with pytest.raises(ValueError, match=r"parallel_actors is 3.*1 rows"):
         experiment.start()
 
 
-def test_what_needs_start_says_so_and_starting_twice_is_refused(make_experiment: MakeExperiment) -> None:
+def test_learning_before_start_and_starting_twice_are_errors(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment()
     with pytest.raises(RuntimeError, match=r"call start\(\) before learn\(\)"):
         experiment.learn()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-SCRIPT = """
-import json, hashlib, sys
+SCRIPT = '''
+import dataclasses, json, hashlib, sys, time
 from pathlib import Path
 import gymnasium
 from amago import Experiment
@@ -27,10 +27,17 @@ use_config({
     "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 8, "GRUTrajEncoder.d_hidden": 8,
     "GRUTrajEncoder.d_output": 8, "Actor.d_hidden": 8, "NCritics.d_hidden": 8,
 })
+class SlowlyRestored(DiskTrajDataset):
+    """Leaves the second process time to collect while the main process restores the files of the checkpoint."""
+
+    def load_state_dict(self, *args, **kwargs):
+        time.sleep(1.0)
+        super().load_state_dict(*args, **kwargs)
+
 make_env = lambda: AMAGOEnv(gymnasium.make("CartPole-v1"), env_name="CartPole")
 experiment = Experiment(
     run_name="run", ckpt_base_dir=root, max_seq_len=16,
-    dataset=DiskTrajDataset(dset_root=root, dset_name="buffer", dset_max_size=1000),
+    dataset=SlowlyRestored(dset_root=root, dset_name="buffer", dset_max_size=1000),
     tstep_encoder_type=FFTstepEncoder, traj_encoder_type=GRUTrajEncoder, agent_type=Agent,
     val_timesteps_per_epoch=50, make_train_env=make_env, make_val_env=make_env, parallel_actors=4,
     env_mode="sync", epochs=epochs, train_timesteps_per_epoch=50, train_batches_per_epoch=6,
@@ -43,11 +50,11 @@ state = b"".join(tensor.numpy().tobytes() for tensor in experiment.policy.state_
 result = {
     "weights": hashlib.sha1(state).hexdigest(),
     "rate": experiment.optimizer.param_groups[0]["lr"],
-    **experiment.counters.as_dict(),
+    **dataclasses.asdict(experiment.counters),
 }
 (root / f"result_{experiment.processes.rank}.json").write_text(json.dumps(result))
 experiment.close()
-"""
+'''
 
 
 def free_port() -> int:
@@ -75,7 +82,7 @@ def run_in_two_processes(folder: Path, epochs: int, *, resume: bool = False) -> 
 
 
 @pytest.mark.slow
-def test_processes_agree_and_count_together(tmp_path: Path) -> None:
+def test_two_processes_have_equal_weights_and_shared_counters(tmp_path: Path) -> None:
     first, second = run_in_two_processes(tmp_path, epochs=3)
     assert first == second
     assert (first["env_steps"], first["gradient_steps"]) == (2 * 4 * 50 * 3, 9)

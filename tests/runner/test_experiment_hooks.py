@@ -87,7 +87,7 @@ class OwnTrainStep(Experiment):
         return torch.optim.SGD(policy.trainable_params, lr=0.5)
 
 
-def test_what_a_hook_returns_is_used(make_experiment: MakeExperiment, metrics_of: Any) -> None:
+def test_return_values_of_overridden_hooks_are_used(make_experiment: MakeExperiment, metrics_of: Any) -> None:
     experiment = make_experiment(cls=OwnTrainStep, epochs=1, lr_warmup_steps=0)
     experiment.start()
     experiment.learn()
@@ -98,7 +98,7 @@ def test_what_a_hook_returns_is_used(make_experiment: MakeExperiment, metrics_of
     assert experiment.lr_schedule.get_last_lr() == [0.5]
 
 
-def test_attributes_that_programs_read_exist_after_start(make_experiment: MakeExperiment) -> None:
+def test_documented_attributes_exist_after_start(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment(epochs=1)
     experiment.start()
     assert experiment.policy_aclr is experiment.policy
@@ -164,7 +164,7 @@ def test_validation_environments_with_other_spaces_are_refused(make_experiment: 
         experiment.start()
 
 
-def test_a_placeholder_only_evaluates(make_experiment: MakeExperiment) -> None:
+def test_an_experiment_of_zero_epochs_only_evaluates(make_experiment: MakeExperiment) -> None:
     trained = make_experiment(epochs=1)
     trained.start()
     trained.learn()
@@ -187,7 +187,7 @@ def test_a_placeholder_only_evaluates(make_experiment: MakeExperiment) -> None:
     assert experiment.counters.env_steps == 0
 
 
-def test_a_start_that_fails_leaves_no_worker_behind(make_experiment: MakeExperiment) -> None:
+def test_a_failed_start_stops_its_environment_workers(make_experiment: MakeExperiment) -> None:
     class Broken(Experiment):
         def init_model(self) -> None:
             raise RuntimeError("no model")

@@ -99,7 +99,7 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(
     assert metrics(unbroken)[-6:] == metrics(continued)[-6:]
 
 
-def test_a_full_buffer_survives_the_kill(make_experiment: MakeExperiment) -> None:
+def test_resume_restores_files_that_the_killed_run_deleted(make_experiment: MakeExperiment) -> None:
     """Files that the checkpoint lists were deleted by the killed run; they are brought back."""
 
     def make(folder: str, root: Any, **options: Any) -> Experiment:
@@ -138,7 +138,7 @@ def test_resuming_without_a_checkpoint_or_with_another_seed_is_refused(
         make_experiment(epochs=2, seed=8, resume=True).start()
 
 
-def test_without_a_seed_a_resumed_run_keeps_the_drawn_one(make_experiment: MakeExperiment) -> None:
+def test_a_resumed_run_without_a_seed_keeps_its_drawn_seed(make_experiment: MakeExperiment) -> None:
     run(make_experiment(epochs=1, seed=None)).close()
     first = json.loads((make_experiment().run_dir / "run.json").read_text())["seed"]
     experiment = make_experiment(epochs=2, seed=None, resume=True)

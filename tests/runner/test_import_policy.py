@@ -82,7 +82,7 @@ def evaluated(run: str, folder: Path) -> str:
     return shown[shown.index("Metric") :]
 
 
-def test_an_imported_policy_is_the_one_that_eval_evaluates(runs: Path, tmp_path: Path) -> None:
+def test_eval_evaluates_an_imported_policy(runs: Path, tmp_path: Path) -> None:
     torch.save(as_saved_elsewhere(weights_of(runs / "first")), tmp_path / "policy.pt")
     said = amago_run("import-policy", tmp_path / "policy.pt", "second", "--run-dir", runs)
     assert re.search(r"[\d,]+ trainable parameters", said)
@@ -111,17 +111,20 @@ def test_a_new_run_is_made_with_the_options_of_train(runs: Path, tmp_path: Path)
     [
         (
             ["CartPole-v1", *SIZE, "--traj-encoder", "rnn"],
-            ["missing in the file: traj_encoder.rnn", "only in the file: traj_encoder.tformer"],
+            [
+                'Missing key(s) in state_dict: "traj_encoder.rnn',
+                'Unexpected key(s) in state_dict: "traj_encoder.tformer',
+            ],
         ),
         (
             ["CartPole-v1", *SIZE, "--set", "Agent.num_critics=3"],
-            ["of other shapes: critics.net.inp_layer.weight (4x16x256 in the file, 3x16x256 in the agent)"],
+            ["size mismatch for critics.net.inp_layer.weight"],
         ),
-        (["Pendulum-v1", *SIZE], ["of other shapes: tstep_encoder."]),
+        (["Pendulum-v1", *SIZE], ["size mismatch for tstep_encoder."]),
     ],
     ids=["encoder", "size", "environment"],
 )
-def test_a_policy_of_other_settings_is_refused_with_the_parameters_that_differ(
+def test_importing_a_policy_of_other_settings_lists_the_differences(
     settings: list[str], differences: list[str], runs: Path, tmp_path: Path
 ) -> None:
     arguments = ["import-policy", latest(runs / "first"), "other", "--run-dir", tmp_path, "--env", *settings]
@@ -175,7 +178,7 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
     assert torch.equal(weights["actor.weight"], torch.ones(2))
 
 
-def test_an_experiment_loads_such_a_file_too(
+def test_load_checkpoint_from_path_reads_saved_policies(
     make_experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     experiment = make_experiment()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from amago.agent import Batch
 from amago.agent.base import BaseAgent
-from amago.distributed.accelerate import Processes, make_accelerator
+from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner, NonFiniteUpdateError, make_adamw
 from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -139,7 +139,7 @@ def test_accumulated_batches_equal_one_big_batch(make_learner: MakeLearner) -> N
     assert not torch.allclose(weights(faulty), weights(whole), atol=1e-6)
 
 
-def test_an_incomplete_update_is_finished_with_the_mean_of_what_there_is(make_learner: MakeLearner) -> None:
+def test_an_incomplete_update_averages_its_batches(make_learner: MakeLearner) -> None:
     batch = make_batch(4, seed=1)
     whole, incomplete = make_learner(), make_learner(batches_per_update=3)
     whole.train_batch(batch, log_step=False)
@@ -217,7 +217,7 @@ def test_a_non_finite_update_is_skipped_and_counted(make_learner: MakeLearner, r
 
 
 @pytest.mark.filterwarnings("ignore:an update had a non-finite loss")
-def test_too_many_in_a_row_stop_the_run_and_save_the_batch(make_learner: MakeLearner) -> None:
+def test_too_many_skipped_updates_in_a_row_raise_and_save_the_batch(make_learner: MakeLearner) -> None:
     learner = make_learner(max_nonfinite=3)
     bad = make_batch(2, seed=1, reward=float("nan"))
     for batch in (bad, bad, make_batch(2, seed=2), bad, bad):
@@ -229,7 +229,7 @@ def test_too_many_in_a_row_stop_the_run_and_save_the_batch(make_learner: MakeLea
     assert torch.equal(saved["0/obs/observation"], bad.obs["observation"])
 
 
-def test_training_on_a_buffer_of_another_environment_names_the_arrays_that_differ(
+def test_a_buffer_of_another_environment_is_an_error_that_names_the_arrays(
     make_experiment: Callable[..., Any], fill: Callable[..., Any]
 ) -> None:
     experiment = make_experiment(start_collecting_at_epoch=float("inf"))
@@ -244,7 +244,7 @@ def test_training_on_a_buffer_of_another_environment_names_the_arrays_that_diffe
         assert words in str(raised.value)
 
 
-def test_an_error_of_a_batch_that_fits_arrives_as_it_is(make_learner: MakeLearner) -> None:
+def test_other_errors_of_the_agent_are_not_changed(make_learner: MakeLearner) -> None:
     learner = make_learner()
     learner.agent.head = nn.Linear(1, 1)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

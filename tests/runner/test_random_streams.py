@@ -38,14 +38,14 @@ def test_every_rank_starts_from_the_same_weights() -> None:
     assert torch.equal(*drawn)
 
 
-def test_without_a_seed_two_runs_differ_and_each_knows_its_own() -> None:
+def test_a_missing_seed_is_drawn_and_recorded() -> None:
     first, second = RandomStreams(None, 0, CPU), RandomStreams(None, 0, CPU)
     assert first.seed != second.seed
     assert draw(first, 0) == draw(RandomStreams(first.seed, 0, CPU), 0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_users_generator_continues_as_if_nothing_had_happened(fails: bool) -> None:
+def test_the_global_torch_generator_is_restored(fails: bool) -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     with contextlib.suppress(RuntimeError), RandomStreams(5, 0, CPU).acting(0):
@@ -55,7 +55,7 @@ def test_the_users_generator_continues_as_if_nothing_had_happened(fails: bool) -
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_evaluation_repeats_another_ones_episodes() -> None:
+def test_every_evaluation_has_its_own_seed() -> None:
     streams = RandomStreams(5, 0, CPU)
     seeds = [streams.eval_seed(epoch) for epoch in range(50)]
     seeds += [streams.eval_seed(streams.next_test()) for _ in range(50)]

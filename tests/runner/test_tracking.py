@@ -1,8 +1,9 @@
-"""Where metrics go."""
+"""Trackers: metrics.jsonl, Weights & Biases and TensorBoard."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 import wandb
 
-from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, Tracker, WandbTracker
+from amago.experiment import Experiment
+from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -20,61 +22,44 @@ def lines(path: Path) -> list[dict[str, object]]:
 def test_a_line_holds_section_axes_metrics_and_time(tmp_path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     tracker = JsonlTracker(path)
-    tracker.log({"Average": 0.5}, section="val", axes={"Epoch": 3})
+    tracker.log({"Average": 0.5}, section="val", axes={"Epoch": 3.0})
     (line,) = lines(path)
     assert line.pop("time") > 1.6e9
     assert line == {"section": "val", "axes": {"Epoch": 3}, "metrics": {"Average": 0.5}}
     tracker.close()
 
 
-def test_metrics_are_kept_without_wandb(tmp_path) -> None:
-    path = tmp_path / "metrics.jsonl"
-
-    def kept(*trackers: Tracker) -> list[object]:
-        MetricLogger(list(trackers)).log({"Average": 0.5}, section="val", axes={"Epoch": 3})
-        return [line["metrics"] for line in lines(path)] if path.exists() else []
-
-    assert kept() == []  # the fault: nobody listens but wandb
-    assert kept(JsonlTracker(path)) == [{"Average": 0.5}]
-
-
-def test_any_number_is_logged_and_those_that_json_lacks_become_null(tmp_path) -> None:
+def test_numbers_of_all_types_are_logged_and_nan_becomes_null(tmp_path) -> None:
     path = tmp_path / "m.jsonl"
-    tracker = JsonlTracker(path)
+    logger = MetricLogger([JsonlTracker(path)])
     metrics = {"a": torch.tensor(1.5), "b": np.float32(2.5), "c": np.int64(3), "d": float("nan")}
-    tracker.log(metrics, section="train-update", axes={})
-    assert lines(path)[0]["metrics"] == {
-        "a": 1.5,
-        "b": 2.5,
-        "c": 3,
-        "d": None,
-    }  # before the tracker is closed
-    tracker.close()
+    logger.log(metrics, section="train-update", axes={})
+    # Read before the tracker is closed: lines are flushed immediately.
+    assert lines(path)[0]["metrics"] == {"a": 1.5, "b": 2.5, "c": 3, "d": None}
+    logger.close()
 
 
-def test_a_metric_that_is_no_number_is_named(tmp_path) -> None:
-    tracker = JsonlTracker(tmp_path / "m.jsonl")
-    for value in ("high", torch.zeros(2), None):
-        with pytest.raises(TypeError, match="'score'"):
-            tracker.log({"score": value}, section="val", axes={})
-    tracker.close()
+@pytest.mark.parametrize("value", ["high", torch.zeros(2), None])
+def test_a_metric_that_is_not_a_number_is_an_error_that_names_it(value) -> None:
+    with pytest.raises(TypeError, match="'score'"):
+        MetricLogger().log({"score": value}, section="val", axes={})
 
 
 @pytest.mark.parametrize("torn", ['{"section": "va', "x" * 10_000])
-def test_a_line_torn_by_a_crash_is_removed_on_resume(tmp_path, torn) -> None:
+def test_an_incomplete_last_line_is_removed(tmp_path, torn) -> None:
     path = tmp_path / "metrics.jsonl"
     first = JsonlTracker(path)
-    first.log({"x": 1}, section="val", axes={})
+    first.log({"x": 1.0}, section="val", axes={})
     first.close()
     with path.open("a") as file:
         file.write(torn)
     second = JsonlTracker(path)
-    second.log({"x": 2}, section="val", axes={})
+    second.log({"x": 2.0}, section="val", axes={})
     second.close()
     assert [line["metrics"] for line in lines(path)] == [{"x": 1}, {"x": 2}]
 
 
-def test_several_trackers_get_the_same(tmp_path) -> None:
+def test_metrics_are_logged_to_every_tracker(tmp_path) -> None:
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     tracker: Tracker = MetricLogger([JsonlTracker(path) for path in paths])
     tracker.log({"x": torch.tensor(1.0)}, section="test", axes={"Epoch": 0})
@@ -83,14 +68,14 @@ def test_several_trackers_get_the_same(tmp_path) -> None:
     assert [lines(path)[0]["metrics"] for path in paths] == [{"x": 1}, {"x": 1}]
 
 
-def test_wandb_works_offline_and_goes_on_with_a_run(tmp_path, monkeypatch) -> None:
+def test_wandb_logs_offline_and_continues_a_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("AMAGO_WANDB_PROJECT", "from-the-environment")
     tracker = WandbTracker(
         name="run", group="group", config={"Agent.gamma": 0.9}, log_dir=tmp_path / "wandb_logs"
     )
-    tracker.log({"Average": torch.tensor(0.5)}, section="val", axes={"Epoch": 3})
+    tracker.log({"Average": 0.5}, section="val", axes={"Epoch": 3.0})
     run_id = tracker.run_id
     assert tracker._run.project == "from-the-environment"
     tracker.close()
@@ -104,8 +89,8 @@ def test_wandb_works_offline_and_goes_on_with_a_run(tmp_path, monkeypatch) -> No
     again.close()
 
 
-def test_wandb_is_imported_only_by_those_who_use_it() -> None:
-    code = "import sys, amago.tracking, amago.loading; sys.exit(bool({'wandb', 'tensorboard'} & set(sys.modules)))"
+def test_importing_trackers_does_not_import_wandb_or_tensorboard() -> None:
+    code = "import sys, amago.tracking; sys.exit(bool({'wandb', 'tensorboard'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -115,12 +100,15 @@ def test_a_missing_wandb_says_what_to_install(monkeypatch) -> None:
         WandbTracker()
 
 
-def test_tensorboard_writes_event_files_or_says_what_to_install(tmp_path) -> None:
+def test_an_experiment_writes_tensorboard_files_or_says_what_to_install(
+    make_experiment: Callable[..., Experiment],
+) -> None:
+    experiment = make_experiment(epochs=1, log_to_tensorboard=True)
     try:
-        tracker = TensorboardTracker(tmp_path)
+        experiment.start()
     except ImportError as error:
         assert "pip install tensorboard" in str(error)  # noqa: PT017 (either outcome is right, by what is installed)
         return
-    tracker.log({"Average": 0.5}, section="val", axes={"total_frames": 10})
-    tracker.close()
-    assert list(tmp_path.glob("events.out.tfevents*"))
+    experiment.learn()
+    experiment.close()
+    assert list((experiment.run_dir / "tensorboard").glob("events.out.tfevents*"))

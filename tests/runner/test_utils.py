@@ -29,13 +29,13 @@ def test_a_warning_points_at_its_caller() -> None:
     assert issubclass(utils.AmagoWarning, UserWarning)
 
 
-def test_masked_avg_counts_only_what_the_mask_lets_through() -> None:
+def test_masked_avg_ignores_masked_values() -> None:
     value = torch.tensor([[1.0], [3.0], [float("nan")]])
     mask = torch.tensor([[True], [True], [False]])
     assert utils.masked_avg(value, mask).item() == pytest.approx(2.0, abs=1e-4)
 
 
-def test_the_gradient_norm_is_that_of_all_gradients_together() -> None:
+def test_get_grad_norm_is_the_norm_of_all_gradients() -> None:
     net = torch.nn.Linear(2, 1)
     assert utils.get_grad_norm(model=net).item() == 0
     net.weight.grad = torch.tensor([[2.0, 3.0]])
@@ -71,7 +71,7 @@ def train(optimizer: torch.optim.Optimizer, param: torch.nn.Parameter, steps: in
     return values
 
 
-def test_adamw_on_local_time_resets_the_step_count_and_keeps_the_moments() -> None:
+def test_adamw_rel_resets_the_step_count_and_keeps_the_moments() -> None:
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = utils.AdamWRel([param], lr=0.1, reset_interval=3)
     train(optimizer, param, 3)
@@ -83,7 +83,7 @@ def test_adamw_on_local_time_resets_the_step_count_and_keeps_the_moments() -> No
     assert state["step"].item() == 1
 
 
-def test_adamw_on_local_time_resumes_in_the_middle_of_an_interval() -> None:
+def test_adamw_rel_resumes_within_an_interval() -> None:
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = utils.AdamWRel([param], lr=0.1, reset_interval=3)
     train(optimizer, param, 2)
@@ -139,7 +139,7 @@ def split_lines() -> dict[str, Any]:
     return {name.strip(): value.strip() for name, value in pairs}
 
 
-def test_gin_settings_are_logged_whole_with_classes_and_defaults_as_json() -> None:
+def test_gin_as_wandb_config_contains_classes_and_defaults_as_json() -> None:
     gin.bind_parameter("setting.name", "a = b")
     gin.bind_parameter("setting.loss", LONG)
     gin.bind_parameter("other/setting.loss", torch.nn.Linear)

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from amago.cli.options import UsageProblem, recipe_options
 from amago.cli.recipe import ENVIRONMENT, GIN, RUN
-from amago.cli.runs import default_run_name, find_run
+from amago.cli.run_folders import default_run_name, find_run
 
 app = typer.Typer(
     help="Train and evaluate reinforcement learning agents that adapt through memory.",
@@ -147,7 +147,10 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of finished runs.")],
     out: Annotated[Path, typer.Option(metavar="PNG", help="The picture to write.")] = Path("comparison.png"),
     label: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Legend text; one per run, in their order.")
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="Legend text; one per run, in their order.", show_default="the runs' names"
+        ),
     ] = None,
     run_dir: RunDir = RUNS,
 ) -> None:

@@ -1,4 +1,4 @@
-"""From a recipe to an Experiment: the environment, the classes by their names, the gin settings, the arguments.
+"""Builds the Experiment of a recipe: its environment, classes, gin settings and arguments.
 
 gin settings apply in this order, later ones win: the recipe, options, --gin files from left to right, --set.
 """
@@ -6,10 +6,10 @@ gin settings apply in this order, later ones win: the recipe, options, --gin fil
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gin
 import torch
@@ -28,31 +28,24 @@ from amago.cli_utils import (
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
-from amago.experiment.run_file import RunRecord
+from amago.experiment.run_json import RunRecord
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
-T = TypeVar("T")
-
-# Arguments of Experiment that are settings of the recipe.
+# Arguments of Experiment that are settings of the recipe; those with another name there are listed first.
 _ARGUMENTS = {
-    "max_seq_len": "max_seq_len",
     "parallel_actors": "actors",
-    "env_mode": "env_mode",
     "dset_max_size": "buffer_size",
     "dloader_workers": "loader_workers",
-    "epochs": "epochs",
     "train_timesteps_per_epoch": "timesteps_per_epoch",
     "train_batches_per_epoch": "batches_per_epoch",
-    "val_interval": "val_interval",
-    "ckpt_interval": "ckpt_interval",
-    "batch_size": "batch_size",
-    "learning_rate": "learning_rate",
-    "lr_warmup_steps": "lr_warmup_steps",
-    "grad_clip": "grad_clip",
-    "l2_coeff": "l2_coeff",
-    "mixed_precision": "mixed_precision",
-    "seed": "seed",
+    **{
+        name: name
+        for name in (
+            *("max_seq_len", "env_mode", "epochs", "val_interval", "ckpt_interval", "batch_size", "seed"),
+            *("learning_rate", "lr_warmup_steps", "grad_clip", "l2_coeff", "mixed_precision"),
+        )
+    },
 }
 
 
@@ -89,37 +82,29 @@ def plan_run(recipe: Recipe) -> RunPlan:
         tstep_encoder=recipe.tstep_encoder or facts.tstep_encoder,
     )
     config: dict[str, Any] = {}
-    agent = _choose("agent", lambda: switch_agent(config, recipe.agent))
-    plan = RunPlan(
-        recipe=recipe,
-        maker=maker,
-        facts=facts,
-        agent=agent,
-        tstep_encoder=_choose(
-            "tstep_encoder", lambda: switch_tstep_encoder(config, str(recipe.tstep_encoder))
-        ),
-        traj_encoder=_choose(
-            "traj_encoder",
-            lambda: switch_traj_encoder(
+    try:
+        plan = RunPlan(
+            recipe=recipe,
+            maker=maker,
+            facts=facts,
+            agent=switch_agent(config, recipe.agent),
+            tstep_encoder=switch_tstep_encoder(config, str(recipe.tstep_encoder)),
+            traj_encoder=switch_traj_encoder(
                 config, recipe.traj_encoder, recipe.memory_size, recipe.memory_layers
             ),
-        ),
-        exploration=_choose("exploration", lambda: _choose_exploration(config, recipe, facts)),
-        gin=config,
-    )
-    if facts.action_kind == "multibinary" and {"online_coeff", "offline_coeff"} <= {*parameters_of(agent)}:
+            exploration=_choose_exploration(config, recipe, facts),
+            gin=config,
+        )
+    except ValueError as error:
+        raise UsageProblem(str(error), "the settings") from error
+    if facts.action_kind == "multibinary" and {"online_coeff", "offline_coeff"} <= {
+        *parameters_of(plan.agent)
+    }:
         # Samples of MultiBinary actions carry no gradient, so the agent learns by the offline loss alone.
-        config[f"{selector_of(agent)}.online_coeff"] = 0.0
-        config[f"{selector_of(agent)}.offline_coeff"] = 1.0
+        config[f"{selector_of(plan.agent)}.online_coeff"] = 0.0
+        config[f"{selector_of(plan.agent)}.offline_coeff"] = 1.0
     config.update(recipe.gin)
     return plan
-
-
-def _choose(setting: str, choose: Callable[[], T]) -> T:
-    try:
-        return choose()
-    except ValueError as error:
-        raise UsageProblem(str(error), option_name(setting)) from error
 
 
 def _choose_exploration(config: dict[str, Any], recipe: Recipe, facts: EnvFacts) -> type[ExplorationWrapper]:

@@ -1,15 +1,14 @@
-"""From a name on the command line to an environment: a builtin one, or a Gymnasium id."""
+"""Environments of the command line: finds a builtin environment or a Gymnasium id by its name."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator, parse_env_id
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from amago.cli.options import UsageProblem
 from amago.envs import AMAGOEnv
@@ -20,7 +19,6 @@ from amago.nets.tstep_encoders import tstep_encoder_for
 # Context length for Gymnasium ids; most are Markovian. Builtin environments need memory of the whole episode.
 _MAX_DEFAULT_CONTEXT = 128
 _EVALUATION_STEPS_WITHOUT_LIMIT = 1000
-_MAKE_ARGUMENTS = ("render_mode", "max_episode_steps", "disable_env_checker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +89,28 @@ def resolve_environment(name: str, args: Mapping[str, Any]) -> EnvMaker:
             "package:Id-v0" for an id that a package registers when it is imported.
 
     Raises:
-        UsageProblem: an unknown environment or argument; suggests the most similar one.
+        UsageProblem: an unknown environment; suggests the most similar one.
     """
     if name in BUILTINS:
-        builtin = BUILTINS[name]
-        _check_arguments(name, args, [*inspect.signature(builtin.load(name)).parameters])
-        return EnvMaker(name=name, args={**builtin.defaults, **args})
-    spec = _find_spec(name)
-    _check_arguments(spec.id, args, _parameters_of(spec))
-    module, colon, _ = name.rpartition(":")
-    return EnvMaker(name=f"{module}{colon}{spec.id}", args=dict(args))
+        return EnvMaker(name=name, args={**BUILTINS[name].defaults, **args})
+    module, colon, env_id = name.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        namespace, base, version = parse_env_id(env_id)
+        latest = find_highest_version(namespace, base)
+        if version is None and latest is not None:
+            env_id = f"{env_id}-v{latest}"
+        return EnvMaker(name=f"{module}{colon}{gymnasium.spec(env_id).id}", args=dict(args))
+    except ImportError as error:
+        raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
+    except gymnasium.error.Error as error:
+        hint = did_you_mean(env_id, [*BUILTINS, *gymnasium.registry])
+        raise UsageProblem(
+            f"there is no environment {env_id!r}.{hint} Builtin are {', '.join(BUILTINS)}; any Gymnasium id works "
+            "too, as PACKAGE:ID if another package registers it.",
+            "ENV",
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,49 +169,3 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
         raise UsageProblem(f"{maker.name} is not supported: {error}", "ENV") from error
     finally:
         env.close()
-
-
-def _find_spec(name: str) -> EnvSpec:
-    module, _, env_id = name.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        namespace, base, version = parse_env_id(env_id)
-        latest = find_highest_version(namespace, base)
-        if version is None and latest is not None:
-            env_id = f"{env_id}-v{latest}"
-        return gymnasium.spec(env_id)
-    except ImportError as error:
-        raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
-    except gymnasium.error.Error as error:
-        hint = did_you_mean(env_id, [*BUILTINS, *gymnasium.registry])
-        raise UsageProblem(
-            f"there is no environment {env_id!r}.{hint} Builtin are {', '.join(BUILTINS)}; any Gymnasium id works "
-            "too, as PACKAGE:ID if another package registers it.",
-            "ENV",
-        ) from error
-
-
-def _parameters_of(spec: EnvSpec) -> list[str] | None:
-    """The keyword arguments of a Gymnasium environment; None if they are unknown."""
-    if spec.entry_point is None:
-        return None
-    try:
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
-        parameters = inspect.signature(creator).parameters.values()
-    except (ImportError, AttributeError, TypeError, ValueError, gymnasium.error.Error):
-        # A missing dependency is reported, with its remedy, when the environment is made.
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [*(parameter.name for parameter in parameters), *_MAKE_ARGUMENTS]
-
-
-def _check_arguments(name: str, args: Mapping[str, Any], known: list[str] | None) -> None:
-    for key in args:
-        if known is not None and key not in known:
-            hint = did_you_mean(key, known)
-            raise UsageProblem(
-                f"{name} has no argument {key!r}.{hint} Its arguments: {', '.join(known) or 'none'}.",
-                "--env-arg",
-            )

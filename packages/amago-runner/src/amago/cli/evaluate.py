@@ -1,4 +1,4 @@
-"""`amago-run eval` and `amago-run compare`: a trained agent on fresh episodes, and finished runs side by side."""
+"""`amago-run eval` evaluates a trained agent on new episodes; `amago-run compare` plots several finished runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.console import Console
 from amago.cli.build import bind_gin
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment
 from amago.cli.options import UsageProblem
-from amago.cli.plots import default_labels, draw_runs, read_figures
+from amago.cli.plots import draw_runs, read_figures
 from amago.cli.report import Summary, comparison_table, show_evaluation
-from amago.cli.runs import recorded_recipe
+from amago.cli.run_folders import recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
-from amago.experiment.run_file import read_run
+from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
 
 
@@ -45,6 +45,7 @@ def rebuilt_experiment(
             ckpt_base_dir=scratch,
             train_timesteps_per_epoch=0,
             log_to_wandb=False,
+            log_to_tensorboard=False,
             verbose=False,
         )
         experiment = Experiment(**{**arguments, **changes})
@@ -128,7 +129,7 @@ def compare_runs(
             raise UsageProblem(f"{folder} has no summary: {remedy}", "RUN") from error
     if labels and len(labels) != len(folders):
         raise UsageProblem(f"{len(labels)} labels for {len(folders)} runs: give one per run.", "--label")
-    names = list(labels or default_labels(summaries))
+    names = list(labels or [summary.run for summary in summaries])
     draw_runs([read_figures(folder, name) for folder, name in zip(folders, names, strict=True)], picture)
     console.print(comparison_table(names, summaries))
     console.print(f"Picture  {picture}")

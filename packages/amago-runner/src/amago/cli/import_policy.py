@@ -14,7 +14,7 @@ from amago.cli.build import bind_gin, build_agent, build_experiment, plan_run
 from amago.cli.evaluate import rebuilt_experiment
 from amago.cli.options import UsageProblem
 from amago.cli.recipe import recipe_for
-from amago.cli.runs import RUN_FILE, find_run, prepare_folder
+from amago.cli.run_folders import RUN_FILE, find_run, prepare_folder
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.utils import count_params

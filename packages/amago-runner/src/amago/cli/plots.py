@@ -22,14 +22,6 @@ PICTURE_FILE = "learning_curve.png"
 
 # Okabe and Ito's palette, whose colours colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "D", "^", "v", "P")
-_ENCODERS = {
-    "transformer": "Transformer",
-    "ff": "feed-forward, no memory",
-    "identity": "no sequence model",
-    "rnn": "GRU",
-    "mamba": "Mamba",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +73,6 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     )
 
 
-def default_labels(summaries: Sequence[Summary]) -> list[str]:
-    """Legend texts: the trajectory encoders if all runs differ in them, else the runs' names."""
-    encoders = [_ENCODERS.get(summary.traj_encoder, summary.traj_encoder) for summary in summaries]
-    return encoders if len(set(encoders)) == len(encoders) else [summary.run for summary in summaries]
-
-
 def draw_runs(runs: Sequence[RunFigures], path: Path) -> None:
     """Draws the runs into the PNG file `path`; makes its folder if needed."""
     from matplotlib.figure import Figure
@@ -114,6 +100,8 @@ def _title(runs: Sequence[RunFigures]) -> str:
 
 
 def _draw_returns(panel: Axes, runs: Sequence[RunFigures]) -> None:
+    from matplotlib.ticker import EngFormatter
+
     several = len(runs) > 1
     for index, run in enumerate(runs):
         colour = _COLOURS[index % len(_COLOURS)]
@@ -130,13 +118,13 @@ def _draw_returns(panel: Axes, runs: Sequence[RunFigures]) -> None:
             run.evaluation.returns,
             color=colour,
             linewidth=1.8,
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker="o",
             markersize=4,
             label=run.label if several else "evaluation",
         )
     panel.set_xlabel("environment steps")
     panel.set_ylabel("mean return of an episode")
-    panel.xaxis.set_major_formatter(_thousands)
+    panel.xaxis.set_major_formatter(EngFormatter(sep=""))  # 64k, 1.5M
     panel.set_title(
         "Learning curve" + (" (faint: training, with exploration)" if several else ""), fontsize=10
     )
@@ -156,7 +144,7 @@ def _draw_attempts(panel: Axes, runs: Sequence[RunFigures]) -> None:
             rates,
             color=colour,
             linewidth=1.8,
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker="o",
             markersize=6,
             label=f"{run.label}: return {run.summary.mean_return:.2f}",
         )
@@ -180,11 +168,3 @@ def _draw_attempts(panel: Axes, runs: Sequence[RunFigures]) -> None:
     panel.set_title(f"Success by attempt after training ({episodes:,} fresh episodes)", fontsize=10)
     if len(runs) > 1:
         panel.legend(frameon=False, loc="lower right", fontsize=9)
-
-
-def _thousands(value: float, position: float) -> str:
-    """Tick text: 64000 as "64k", 1500000 as "1.5M"."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"

@@ -16,10 +16,10 @@ from amago.cli.plots import PICTURE_FILE, draw_runs, read_figures
 from amago.cli.progress import TrainingProgress
 from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe, recipe_for
 from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
-from amago.cli.runs import prepare_folder, recorded_recipe
+from amago.cli.run_folders import prepare_folder, recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
-from amago.experiment.run_file import installed_versions, read_run
+from amago.experiment.run_json import installed_versions, read_run
 
 
 def train_run(

@@ -1,5 +1,5 @@
 """Data-parallel training in several processes."""
 
-from amago.distributed.accelerate import Processes
+from amago.distributed.processes import Processes
 
 __all__ = ["Processes"]

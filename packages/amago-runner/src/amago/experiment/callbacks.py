@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
@@ -28,16 +28,6 @@ class Counters:
     env_steps_by_name: dict[str, int] = field(default_factory=dict)
     gradient_steps: int = 0
     skipped_updates: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """A JSON-serializable copy."""
-        return {
-            "epoch": self.epoch,
-            "env_steps": self.env_steps,
-            "env_steps_by_name": dict(self.env_steps_by_name),
-            "gradient_steps": self.gradient_steps,
-            "skipped_updates": self.skipped_updates,
-        }
 
 
 class Callback:

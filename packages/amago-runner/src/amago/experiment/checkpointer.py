@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +21,7 @@ from uuid import uuid4
 
 import torch
 
+from amago.experiment.saved_policies import read_tensors
 from amago.hindsight import atomic_file
 
 FORMAT_VERSION = 1
@@ -75,6 +75,15 @@ class Checkpointer:
         names = os.listdir(folder) if folder.is_dir() else []
         return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
 
+    def find_resume_checkpoint(self) -> Path:
+        """The newest training state, from which `resume` continues; raises FileNotFoundError if there is none."""
+        epochs = self.epochs()
+        if not epochs:
+            raise FileNotFoundError(
+                f"resume is set, but {self.folder} contains no training state: start the run without resume"
+            )
+        return self.training_state(epochs[-1])
+
     def save(self, epoch: int, contents: TrainingState) -> None:
         """Writes the training state and the weights of `epoch`, and deletes training states beyond `keep`."""
         save_weights(contents.policy, self.policy_weights(epoch))
@@ -86,14 +95,11 @@ class Checkpointer:
             save_weights(contents.policy, temporary / "policy.pt")
             save_weights(contents.optimizer, temporary / "optimizer.pt")
             write_json({"format": FORMAT_VERSION, **contents.state}, temporary / "state.json", indent=None)
-            if target.exists():
-                # os.rename cannot replace a folder that is not empty.
-                replaced = target.parent / f".{target.name}.{uuid4().hex}"
+            replaced = target.parent / f".{target.name}.{uuid4().hex}"
+            if target.exists():  # os.rename cannot replace a folder that is not empty
                 os.rename(target, replaced)
-                os.rename(temporary, target)
-                shutil.rmtree(replaced)
-            else:
-                os.rename(temporary, target)
+            os.rename(temporary, target)
+            shutil.rmtree(replaced, ignore_errors=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -110,34 +116,6 @@ class Checkpointer:
         for path in (self.folder / "training_states").glob(f".{self._run_name}_epoch_*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def last_training_state(self) -> Path:
-        """Folder of the newest training state; raises FileNotFoundError if there is none."""
-        epochs = self.epochs()
-        if not epochs:
-            raise FileNotFoundError(
-                f"resume is set, but {self.folder} contains no training state: start the run without resume"
-            )
-        return self.training_state(epochs[-1])
-
-
-def load_policy(path: Path, device: torch.device) -> dict[str, Any]:
-    """Loads a state dict from a file.
-
-    Raises:
-        FileNotFoundError: the file does not exist; the message lists those that do.
-        pickle.UnpicklingError: the file contains more than tensors, and loading it could execute code.
-        ValueError: the file is damaged.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file of policy weights; {_listing(path)}")
-    try:
-        weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise pickle.UnpicklingError(f"{path} cannot be loaded: {error}") from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}): load an earlier checkpoint") from error
-    return weights
-
 
 def load_training_state(path: Path, device: torch.device) -> TrainingState:
     """Loads a training state from its folder, with weights on `device`.
@@ -147,15 +125,21 @@ def load_training_state(path: Path, device: torch.device) -> TrainingState:
         ValueError: the folder is damaged or has another format, e.g. accelerate's, which contains pickles.
     """
     state = read_state(path)
-    policy = load_policy(path / "policy.pt", device)
-    return TrainingState(policy, load_policy(path / "optimizer.pt", torch.device("cpu")), state)
+    return TrainingState(
+        policy=read_tensors(path / "policy.pt", device),
+        optimizer=read_tensors(path / "optimizer.pt", "cpu"),
+        state=state,
+    )
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """Reads the JSON of a training state; raises as `load_training_state`."""
     if not path.is_dir():
-        hint = " To load weights only, pass is_accelerate_state=False." if path.is_file() else ""
-        raise FileNotFoundError(f"{path} is not the folder of a training state; {_listing(path)}.{hint}")
+        others = ", ".join(sorted(other.name for other in path.parent.glob("*_epoch_*"))) or "none"
+        raise FileNotFoundError(
+            f"{path} is not the folder of a training state; there are {others}. To load a file of weights, pass "
+            "is_accelerate_state=False."
+        )
     if not (path / "state.json").is_file():
         raise ValueError(
             f"{path} contains no state.json, so it is not a training state of this library. To use the weights of "
@@ -190,10 +174,3 @@ def write_text(text: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(text.encode())
-
-
-def _listing(path: Path) -> str:
-    """What the folder at `path`, or its nearest existing parent, contains; for error messages."""
-    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    return f"the folder {folder} contains {', '.join(names) or 'no files'}"

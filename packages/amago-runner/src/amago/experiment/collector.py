@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
-from amago.distributed.accelerate import Processes
+from amago.distributed.processes import Processes
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import SplitRecorder, TrajectoryRecorder
 from amago.envs.vector import SplitVectorEnv, VectorEnv

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import os
@@ -28,15 +27,76 @@ if TYPE_CHECKING:
 
     EnvMaker = Callable[[], AMAGOEnv]
 
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "env_mode": ("async", "sync", "already_vectorized"),
     "save_trajs_as": ("npz", "npz-compressed", "traj"),
     "padded_sampling": ("none", "both", "left", "right"),
     "mixed_precision": ("no", "bf16"),
-    "async_env_mp_context": ("fork", "spawn", "forkserver"),
+    "async_env_mp_context": (None, "fork", "spawn", "forkserver"),
+    "compile": (True, False, "auto"),
 }
 # Arguments that create a DiskTrajDataset when no dataset is given.
 DATASET_ARGUMENTS = ("dset_root", "dset_name", "dset_max_size")
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Accepted values of a numeric argument: at least `least`, or above it if `above` is set."""
+
+    least: int
+    _: KW_ONLY
+    above: bool = False
+    integer: bool = True
+    infinite: bool = False
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises a TypeError if `value` is not a number, and a ValueError if it is out of range."""
+        if value is None and self.optional:
+            return
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+            raise TypeError(f"{name} is {value!r}, must be {self}")
+        number = float(value)
+        in_range = number > self.least if self.above else number >= self.least
+        allowed = self.infinite if math.isinf(number) else not self.integer or number.is_integer()
+        if not (in_range and allowed):
+            raise ValueError(f"{name} is {value!r}, must be {self}")
+
+    def __str__(self) -> str:
+        kind = "an integer" if self.integer else "a number"
+        bound = "above" if self.above else "of at least"
+        return f"{kind} {bound} {self.least}, {'or infinite' if self.infinite else 'finite'}"
+
+
+RANGES = {
+    "max_seq_len": _Range(1),
+    "val_timesteps_per_epoch": _Range(0),
+    "parallel_actors": _Range(1),
+    "force_reset_train_envs_every": _Range(1, infinite=True, optional=True),
+    "log_interval": _Range(1),
+    "traj_save_len": _Range(0, above=True, integer=False, infinite=True),
+    "dloader_workers": _Range(0),
+    "epochs": _Range(0, infinite=True),
+    "start_learning_at_epoch": _Range(0, infinite=True),
+    "start_collecting_at_epoch": _Range(0, infinite=True),
+    "train_timesteps_per_epoch": _Range(0),
+    "train_batches_per_epoch": _Range(1),
+    "val_interval": _Range(1, infinite=True, optional=True),
+    "ckpt_interval": _Range(1, infinite=True, optional=True),
+    "batch_size": _Range(1),
+    "batches_per_update": _Range(1),
+    "learning_rate": _Range(0, above=True, integer=False),
+    "lr_warmup_steps": _Range(0),
+    "grad_clip": _Range(0, above=True, integer=False, infinite=True),
+    "l2_coeff": _Range(0, integer=False),
+    "seed": _Range(0, optional=True),
+    "envs_per_worker": _Range(1, optional=True),
+    "env_timeout": _Range(0, above=True, integer=False, infinite=True, optional=True),
+    "dset_max_size": _Range(1, optional=True),
+    "data_timeout": _Range(0, integer=False, infinite=True),
+    "max_nonfinite_updates": _Range(1),
+    "keep_checkpoints": _Range(1, optional=True),
+}
 
 
 class _Required:
@@ -127,6 +187,7 @@ class ExperimentConfig:
             skipped, after which the run stops with a NonFiniteUpdateError.
         keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
         env_description: JSON-serializable description of the environment for `run.json`.
+        log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
     """
 
     run_name: str
@@ -189,6 +250,7 @@ class ExperimentConfig:
     max_nonfinite_updates: int = 10
     keep_checkpoints: int | None = None
     env_description: Mapping[str, Any] | None = None
+    log_to_tensorboard: bool = False
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""
@@ -242,12 +304,14 @@ class ExperimentConfig:
         self._validate_env_makers()
 
     def _validate_folders_and_dataset(self) -> None:
-        if not isinstance(self.run_name, str) or not self.run_name or self.run_name in (".", ".."):
+        if (
+            not isinstance(self.run_name, str)
+            or Path(self.run_name).name != self.run_name
+            or not self.run_name
+        ):
             raise ValueError(
-                f"run_name is {self.run_name!r}, must be a non-empty string that can name a folder"
+                f"run_name is {self.run_name!r}, must name a folder: not empty and without slashes"
             )
-        if set(self.run_name) & set("/\\\0"):
-            raise ValueError(f"run_name is {self.run_name!r}, must not contain slashes")
         if self.dataset is None and (self.dset_root is None or self.dset_name is None):
             raise ValueError(
                 "dataset is None: pass a dataset, e.g. dataset=DiskTrajDataset(dset_root=..., dset_name=..., "
@@ -267,59 +331,19 @@ class ExperimentConfig:
     def _validate_choices(self) -> None:
         for name, options in CHOICES.items():
             value = getattr(self, name)
-            if value not in options and not (value is None and name == "async_env_mp_context"):
-                listed = ", ".join(map(repr, options))
+            if value not in options:
                 raise ValueError(
-                    f"{name} is {value!r}, must be one of {listed}.{did_you_mean(value, options)}"
+                    f"{name} is {value!r}, must be one of {', '.join(map(repr, options))}."
+                    f"{did_you_mean(str(value), [str(option) for option in options])}"
                 )
-        if not isinstance(self.compile, bool) and self.compile != "auto":
-            raise ValueError(f"compile is {self.compile!r}, must be True, False or 'auto'")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
                 raise TypeError(f"{field.name} is {value!r}, must be True or False")
 
     def _validate_numbers(self) -> None:
-        for name in (
-            "max_seq_len",
-            "parallel_actors",
-            "log_interval",
-            "batch_size",
-            "batches_per_update",
-            "train_batches_per_epoch",
-            "max_nonfinite_updates",
-        ):
-            _check_integer(name, getattr(self, name), least=1)
-        for name in (
-            "val_timesteps_per_epoch",
-            "dloader_workers",
-            "train_timesteps_per_epoch",
-            "lr_warmup_steps",
-        ):
-            _check_integer(name, getattr(self, name), least=0)
-        for name in ("epochs", "start_learning_at_epoch", "start_collecting_at_epoch"):
-            _check_integer(name, getattr(self, name), least=0, infinite=True)
-        for name in (
-            "val_interval",
-            "ckpt_interval",
-            "force_reset_train_envs_every",
-            "envs_per_worker",
-            "keep_checkpoints",
-            "dset_max_size",
-        ):
-            if getattr(self, name) is not None:
-                _check_integer(
-                    name, getattr(self, name), least=1, infinite=name.endswith(("interval", "every"))
-                )
-        if self.seed is not None:
-            _check_integer("seed", self.seed, least=0)
-        _check_number("learning_rate", self.learning_rate, infinite=False)
-        _check_number("grad_clip", self.grad_clip)
-        _check_number("l2_coeff", self.l2_coeff, zero=True, infinite=False)
-        _check_number("data_timeout", self.data_timeout, zero=True)
-        if self.env_timeout is not None:
-            _check_number("env_timeout", self.env_timeout)
-        _check_number("traj_save_len", self.traj_save_len)
+        for name, accepted in RANGES.items():
+            accepted.check(name, getattr(self, name))
         if self.traj_save_len < self.max_seq_len:
             raise ValueError(
                 f"traj_save_len is {self.traj_save_len!r}, less than max_seq_len ({self.max_seq_len}): no file "
@@ -364,31 +388,10 @@ class ExperimentConfig:
                 )
 
 
-def _check_integer(name: str, value: Any, *, least: int, infinite: bool = False) -> None:
-    expected = f"an integer of at least {least}" + (", or infinite" if infinite else "")
-    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__index__")):
-        raise TypeError(f"{name} is {value!r}, must be {expected}")
-    if isinstance(value, float) and math.isinf(value) and value > 0 and infinite:
-        return
-    if not math.isfinite(value) or int(value) != value or value < least:
-        raise ValueError(f"{name} is {value!r}, must be {expected}")
-
-
-def _check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = True) -> None:
-    expected = ("a number of at least 0" if zero else "a number above 0") + ("" if infinite else ", finite")
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is {value!r}, must be {expected}")
-    if not (value >= 0 if zero else value > 0) or (math.isinf(value) and not infinite):
-        raise ValueError(f"{name} is {value!r}, must be {expected}")
-
-
 def _check_factory(name: str, value: Any, base: type) -> None:
-    """Checks that `value` creates instances of `base`: a subclass, a partial of one, or another callable."""
-    target = value
-    while isinstance(target, functools.partial):
-        target = target.func
-    is_valid = issubclass(target, base) if isinstance(target, type) else callable(target)
-    if not is_valid or isinstance(target, base):
+    """Checks that `value` creates instances of `base`: a subclass or another callable."""
+    is_valid = issubclass(value, base) if isinstance(value, type) else callable(value)
+    if not is_valid or isinstance(value, base):
         raise TypeError(
             f"{name} is {value!r}, must be a subclass of {base.__module__}.{base.__name__} (not an instance), a "
             "functools.partial of one, or a function that returns an instance"

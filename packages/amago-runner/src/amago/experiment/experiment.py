@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from amago.agent import BaseAgent, Batch
-from amago.distributed.accelerate import Processes, make_accelerator
+from amago.distributed.processes import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.vector import SplitVectorEnv, VectorEnv, make_split_vector_env, make_vector_env
@@ -27,7 +28,6 @@ from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
 from amago.experiment.checkpointer import (
     Checkpointer,
     TrainingState,
-    load_policy,
     load_training_state,
     read_state,
 )
@@ -41,11 +41,11 @@ from amago.experiment.evaluator import (
 )
 from amago.experiment.learner import Learner, make_adamw
 from amago.experiment.random_streams import RandomStreams
-from amago.experiment.run_file import write_config_text, write_run
+from amago.experiment.run_json import write_config_text, write_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.experiment.schedule import WarmupSchedule, is_due
 from amago.loading import BatchLoader, DiskTrajDataset
-from amago.tracking import JsonlTracker, MetricLogger, Tracker, WandbTracker
+from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
 from amago.utils import amago_warning, gin_as_wandb_config
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Experiment(ExperimentConfig):
         self.processes = Processes(make_accelerator())
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
-        resumed = Checkpointer(self.run_dir, self.run_name).last_training_state() if self.resume else None
+        resumed = Checkpointer(self.run_dir, self.run_name).find_resume_checkpoint() if self.resume else None
         seed = self.processes.share(self._choose_seed(resumed))
         self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
         try:
@@ -230,12 +230,13 @@ class Experiment(ExperimentConfig):
             self.checkpointer.remove_unfinished()
 
     def init_logger(self) -> None:
-        """Opens `metrics.jsonl` and, with `log_to_wandb`, a run on Weights & Biases; in the main process only."""
+        """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
         if not self.processes.is_main:
             return
-        trackers: list[Tracker] = [JsonlTracker(self.run_dir / "metrics.jsonl")]
-        self.metric_logger = MetricLogger(trackers)
+        self.metric_logger = MetricLogger([JsonlTracker(self.run_dir / "metrics.jsonl")])
         self._closing.callback(self.metric_logger.close)
+        if self.log_to_tensorboard:
+            self.metric_logger.trackers.append(TensorboardTracker(self.run_dir / "tensorboard"))
         if self.log_to_wandb:
             self.metric_logger.trackers.append(
                 WandbTracker(
@@ -283,7 +284,6 @@ class Experiment(ExperimentConfig):
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
-        self._require_started("collect_new_training_data()")
         if self.collector is None or self.train_envs is None:
             raise RuntimeError(
                 "there are no training environments, since this run was started not to collect"
@@ -305,7 +305,6 @@ class Experiment(ExperimentConfig):
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
-        self._require_started("evaluate_val()")
         _, stats = self.interact(self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val)
         return self._report("val", stats)
 
@@ -393,7 +392,6 @@ class Experiment(ExperimentConfig):
         Returns:
             The final hidden state and the statistics of finished episodes.
         """
-        self._require_started("interact()")
         section = "train" if envs is self.train_envs else "val" if envs is self.val_envs else "test"
         total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
         self._notify("on_rollout_start", section, total)
@@ -434,11 +432,10 @@ class Experiment(ExperimentConfig):
         Returns:
             The update metrics if `log_step`, else an empty dictionary.
         """
-        self._require_started("train_step()")
         if not self.policy.training:
             self.policy.train()
         metrics = self.learner.train_batch(batch.to(self.DEVICE), log_step)
-        self._read_learner_counters()
+        self._copy_learner_counters()
         return dict(metrics)
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
@@ -472,14 +469,13 @@ class Experiment(ExperimentConfig):
         Unfinished training episodes are written to disk, and the training environments are reset before the next
         collection, as they are in a resumed run.
         """
-        self._require_started("save_checkpoint()")
         assert self.dataset is not None
         own = {"exploration": [], "recorder": None} if self.collector is None else self.collector.state_dict()
         all_processes = self.processes.gather(own)
         if self.processes.is_main:
             state = {
                 "seed": self.streams.seed,
-                "counters": self.counters.as_dict(),
+                "counters": asdict(self.counters),
                 "batches_seen": self._batches_seen,
                 "dataset": self.dataset.state_dict(),
                 "processes": all_processes,
@@ -498,7 +494,6 @@ class Experiment(ExperimentConfig):
             resume_training_state: Restore optimizer, counters and everything else, and continue with the next
                 epoch; False loads only the weights.
         """
-        self._require_started("load_checkpoint()")
         if resume_training_state:
             self.load_checkpoint_from_path(self.checkpointer.training_state(epoch))
         else:
@@ -525,15 +520,13 @@ class Experiment(ExperimentConfig):
 
     def write_latest_policy(self) -> None:
         """Writes `ckpts/latest/policy.pt`, in the main process only."""
-        self._require_started("write_latest_policy()")
         if self.processes.is_main:
             self.checkpointer.save_latest(self.policy.state_dict())
 
     def read_latest_policy(self) -> None:
         """Loads `ckpts/latest/policy.pt`; warns if there is none yet."""
-        self._require_started("read_latest_policy()")
         try:
-            weights = load_policy(self.checkpointer.latest_policy, self.DEVICE)
+            weights = read_saved_policy(self.checkpointer.latest_policy, self.DEVICE)
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return
@@ -542,7 +535,6 @@ class Experiment(ExperimentConfig):
 
     def delete_buffer_from_disk(self) -> None:
         """Deletes the dataset's trajectories, except protected ones."""
-        self._require_started("delete_buffer_from_disk()")
         assert self.dataset is not None
         if self.processes.is_main:
             self.dataset.delete()
@@ -665,10 +657,10 @@ class Experiment(ExperimentConfig):
                     self.log(metrics, "train-update")
                 self._notify("on_batch", self.learner.gradient_steps > updates_before)
             self.learner.finish()
-        self._read_learner_counters()
+        self._copy_learner_counters()
         self._notify("on_learning_end")
 
-    def _read_learner_counters(self) -> None:
+    def _copy_learner_counters(self) -> None:
         self.counters.gradient_steps = self.learner.gradient_steps
         self.counters.skipped_updates = self.learner.skipped_updates
 
@@ -724,6 +716,8 @@ class Experiment(ExperimentConfig):
             # In the other modes, other processes may write to the buffer.
             move_later_files_aside = self.env_mode == "sync" and self.collects
             self.dataset.load_state_dict(state["dataset"], move_later_files_aside=move_later_files_aside)
+        # Otherwise another process could already collect, and its files would be moved aside.
+        self.processes.wait()
         if len(state["processes"]) != self.processes.count:
             amago_warning(
                 f"the checkpoint has {len(state['processes'])} processes, this run has {self.processes.count}: "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amago.agent import BaseAgent, Batch
-from amago.distributed.accelerate import Processes
+from amago.distributed.processes import Processes
 from amago.experiment.schedule import WarmupSchedule
 from amago.kernels.memory import keep_freed_memory
 from amago.nets.specs import as_obs_spec

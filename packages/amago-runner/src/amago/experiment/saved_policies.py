@@ -6,21 +6,38 @@ holds it alone. Files are read with `weights_only=True`, which runs no code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 # Keys of larger checkpoints that hold the state dict, and what DataParallel and torch.compile put before names.
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "policy", "agent")
 _PREFIXES = ("module.", "_orig_mod.")
-# AMAGO 3 saves a second copy of the critics, which agents here ignore.
-_IGNORED = "maximized_critics."
-_NAMES_SHOWN = 3
+
+
+def read_tensors(path: Path, device: torch.device | str) -> Any:
+    """The content of a file of `torch.save`, or of a `.safetensors` file, with tensors on `device`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or contains more than tensors, so that loading it could run code.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path, device=str(device))
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        # Damaged bytes raise anything; torch's own message recommends loading with code execution.
+        raise ValueError(
+            f"{path} cannot be read as tensors: it is damaged, or holds other objects, whose loading could run "
+            "code. Save the weights alone with torch.save(agent.state_dict(), path)."
+        ) from error
 
 
 def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -30,9 +47,7 @@ def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[st
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, holds other objects than tensors, or no state dict.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file of policy weights at {path}")
-    content = _read(path, device)
+    content = read_tensors(path, device)
     for _ in _STATE_DICT_KEYS:
         key = next((key for key in _STATE_DICT_KEYS if _has_mapping(content, key)), None)
         content = content if key is None else content[key]
@@ -49,21 +64,6 @@ def _has_mapping(content: Any, key: str) -> bool:
     return isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
 
 
-def _read(path: Path, device: torch.device | str) -> Any:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path, device=str(device))
-        return torch.load(path, map_location=device, weights_only=True)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    except Exception as error:
-        # Damaged bytes raise anything; torch's own message recommends loading with code execution.
-        raise ValueError(
-            f"{path} cannot be read as tensors: it is damaged, or holds other objects, whose loading could run "
-            "code. Save the weights alone with torch.save(agent.state_dict(), path)."
-        ) from error
-
-
 def load_saved_policy(agent: nn.Module, weights: Mapping[str, Tensor], source: object) -> None:
     """Loads `weights` into `agent`.
 
@@ -76,29 +76,7 @@ def load_saved_policy(agent: nn.Module, weights: Mapping[str, Tensor], source: o
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
-        differences = "; ".join(_differences(weights, agent.state_dict())) or str(error)
         raise ValueError(
-            f"the policy in {source} has other parameters than the run's agent: {differences}. Give the run the "
-            "environment, the encoders and the gin settings of the run that saved the policy (see its config.txt)."
+            f"the policy in {source} has other parameters than the run's agent. Give the run the environment, the "
+            f"encoders and the gin settings of the run that saved the policy (see its config.txt). {error}"
         ) from error
-
-
-def _differences(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Parameters that only one state dict has, or whose shapes differ."""
-    missing = [name for name in own if name not in saved]
-    unexpected = [name for name in saved if name not in own and not name.startswith(_IGNORED)]
-    reshaped = [
-        f"{name} ({_shape(saved[name])} in the file, {_shape(own[name])} in the agent)"
-        for name in own
-        if name in saved and saved[name].shape != own[name].shape
-    ]
-    kinds = {"missing in the file": missing, "only in the file": unexpected, "of other shapes": reshaped}
-    return [f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds.items() if names]
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")

@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from amago.tracking.metric_logger import Number, as_floats
-
 
 class JsonlTracker:
     """Appends a line per call: `{"section": ..., "axes": {...}, "metrics": {...}, "time": unix seconds}`.
@@ -27,7 +25,7 @@ class JsonlTracker:
         _remove_incomplete_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
 
-    def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
+    def log(self, metrics: Mapping[str, float], *, section: str, axes: Mapping[str, float]) -> None:
         """Appends a line; raises ValueError after `close`."""
         line = {"section": section, "axes": _as_json(axes), "metrics": _as_json(metrics), "time": time.time()}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
@@ -38,14 +36,10 @@ class JsonlTracker:
         self._file.close()
 
 
-def _as_json(numbers: Mapping[str, Number]) -> dict[str, float | int | None]:
-    converted: dict[str, float | int | None] = {}
-    for name, value in as_floats(numbers).items():
-        if not math.isfinite(value):
-            converted[name] = None
-        else:
-            converted[name] = int(value) if value.is_integer() and abs(value) < 2**53 else value
-    return converted
+def _as_json(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """The numbers, those without fraction as integers and those that are not finite as None."""
+    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {name: int(x) if x is not None and x.is_integer() else x for name, x in finite.items()}
 
 
 def _remove_incomplete_line(path: Path) -> None:

@@ -13,16 +13,13 @@ Number = Any
 class Tracker(Protocol):
     """Writes metrics to a file or a service."""
 
-    def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
+    def log(self, metrics: Mapping[str, float], *, section: str, axes: Mapping[str, float]) -> None:
         """Logs metrics.
 
         Args:
-            metrics: Numbers by name.
+            metrics: Values by name.
             section: "train", "val", "test", "train-update" or "dataset".
-            axes: Values of the x axes, e.g. total_frames, Epoch and gradient_steps.
-
-        Raises:
-            TypeError: a metric is not a single number.
+            axes: Values of the x axes: total_frames, Epoch, gradient_steps and those of `x_axis_metrics`.
         """
         ...
 
@@ -42,8 +39,12 @@ class MetricLogger:
         self.trackers = list(trackers)
 
     def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
-        """Logs metrics to every tracker; see `Tracker.log`. Each tensor is read once."""
-        metric_values, axis_values = as_floats(metrics), as_floats(axes)
+        """Converts all values to floats and logs them to every tracker; see `Tracker.log`.
+
+        Raises:
+            TypeError: a metric is not a single number.
+        """
+        metric_values, axis_values = _as_floats(metrics), _as_floats(axes)
         for tracker in self.trackers:
             tracker.log(metric_values, section=section, axes=axis_values)
 
@@ -60,8 +61,7 @@ class MetricLogger:
                 stack.callback(tracker.close)
 
 
-def as_floats(numbers: Mapping[str, Number]) -> dict[str, float]:
-    """Converts all values to floats; raises TypeError with the name of a value that is not a single number."""
+def _as_floats(numbers: Mapping[str, Number]) -> dict[str, float]:
     floats: dict[str, float] = {}
     for name, value in numbers.items():
         try:

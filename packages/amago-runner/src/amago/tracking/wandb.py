@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amago.tracking.metric_logger import Number, as_floats
-
 
 class WandbTracker:
     """Logs metrics as `{section}/{name}` and axes under their own names.
@@ -55,20 +53,16 @@ class WandbTracker:
             id=run_id,
             resume="allow" if run_id is not None else None,
         )
-        self._closed = False
 
     @property
     def run_id(self) -> str:
         """The run's ID, to continue it in a resumed process."""
         return str(self._run.id)
 
-    def log(self, metrics: Mapping[str, Number], *, section: str, axes: Mapping[str, Number]) -> None:
+    def log(self, metrics: Mapping[str, float], *, section: str, axes: Mapping[str, float]) -> None:
         """Logs metrics and axes in one step."""
-        named = {f"{section}/{name}": value for name, value in as_floats(metrics).items()}
-        self._run.log(named | as_floats(axes))
+        self._run.log({f"{section}/{name}": value for name, value in metrics.items()} | dict(axes))
 
     def close(self) -> None:
         """Finishes the run."""
-        if not self._closed:
-            self._closed = True
-            self._run.finish()
+        self._run.finish()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from accelerate.scheduler import AcceleratedScheduler
 from amago.agent import Agent, Batch
 from amago.cli_utils import use_config
-from amago.distributed.accelerate import Processes, make_accelerator
+from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner, make_adamw
 from amago.nets.actor_critic import PopArtLayer
 from amago.nets.input_norm import InputNorm
@@ -147,7 +147,7 @@ def test_running_statistics_are_the_same_in_every_process(
     assert first[f"own {statistics}"] != second[f"own {statistics}"]
 
 
-def test_weights_agree_after_an_incomplete_update_too(
+def test_weights_agree_after_an_incomplete_update(
     results: list[dict[str, Any]],
 ) -> None:
     assert results[0]["weights"] == results[1]["weights"]

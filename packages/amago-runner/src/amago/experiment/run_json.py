@@ -31,7 +31,6 @@ from amago.experiment.gin_config import (
     import_path,
     parameters_of,
 )
-from amago.loading import RLDataset
 from amago.nets.specs import ObsSpec, as_spec
 
 FORMAT_VERSION = 1
@@ -179,13 +178,22 @@ def _spec_as_json(space: Any) -> dict[str, Any]:
 
 def write_config_text(config: ExperimentConfig) -> None:
     """Writes `config.txt` into the run's folder: gin bindings, arguments, and defaults of all configurables."""
-    lines = ["# gin bindings"]
-    lines += [f"{binding.key} = {_readable(binding.value)}" for binding in active_bindings()] or ["# (none)"]
-    lines += ["", "# Arguments of the Experiment"]
-    lines += [f"{field.name} = {_readable(getattr(config, field.name))}" for field in fields(config)]
+    bindings, arguments = bindings_as_json(), _arguments_as_json(config)
+    lines = [
+        "# gin bindings",
+        *_as_lines(*bindings),
+        "",
+        "# Arguments of the Experiment",
+        *_as_lines(*arguments),
+    ]
     # Complete only after the agent was created.
     lines += ["", "# All gin-configurable settings in use", gin.operative_config_str()]
     write_text("\n".join(lines) + "\n", config.run_dir / "config.txt")
+
+
+def _as_lines(written: Mapping[str, Any], unwritable: Mapping[str, str]) -> list[str]:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in written.items()]
+    return lines + [f"# {name} is not shown: {why}" for name, why in unwritable.items()]
 
 
 def installed_versions() -> dict[str, str]:
@@ -239,18 +247,3 @@ def _decode_argument(value: Any) -> Any:
         cls = decode({"import": path})
         return cls(**{name: decode(argument) for name, argument in keywords.items()})
     return decode(value)
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, RLDataset):
-        value = {name: getattr(value, name, None) for name in parameters_of(type(value))} | {
-            "class": type(value)
-        }
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_readable(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
-        return opening + ", ".join(map(_readable, value)) + closing
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
-    return repr(value)

@@ -12,7 +12,7 @@ from amago.cli.recipe import QUICKSTART_NAME, Recipe
 from amago.envs.registry import did_you_mean
 
 RUN_FILE = "run.json"
-# A run that was stopped before run.json was written holds nothing but these.
+# A run that was stopped before run.json was written contains only these.
 _WRITTEN_BEFORE_RUN_FILE = {"buffer", "ckpts", "metrics.jsonl", "wandb_logs"}
 
 
@@ -32,24 +32,27 @@ def find_run(run: str, run_dir: Path) -> Path:
             return folder
     names = sorted(path.parent.name for path in run_dir.glob(f"*/{RUN_FILE}"))
     hint = did_you_mean(run, names) or f" Runs in {run_dir}: {', '.join(names) or 'none'}."
-    raise UsageProblem(f"there is no run {run!r} in {run_dir}, nor a run folder of this path.{hint}", "RUN")
+    raise UsageProblem(f"there is no run {run!r} in {run_dir}, and {run!r} is not a run folder.{hint}", "RUN")
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     """Makes the empty folder of a new run; deletes an existing run if `overwrite` is set.
 
     Raises:
-        UsageProblem: a run exists and `overwrite` is not set, or the folder is no run's, or cannot be made.
+        UsageProblem: a run exists and `overwrite` is not set, or the folder contains other files or cannot be
+            created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
-        raise UsageProblem(f"the folder {folder} cannot be made: {error}", "--run-dir") from error
+        raise UsageProblem(f"the folder {folder} cannot be created: {error}", "--run-dir") from error
     if not names:
         return
     if RUN_FILE not in names and not names <= _WRITTEN_BEFORE_RUN_FILE:
-        raise UsageProblem(f"{folder} holds files that are no run: choose another --run-name.", "--run-name")
+        raise UsageProblem(
+            f"{folder} contains other files than a run: choose another --run-name.", "--run-name"
+        )
     if not overwrite:
         remedy = "continue it with --resume, replace it with --overwrite, or choose another --run-name."
         raise UsageProblem(f"the run {folder} exists: {remedy}", "--run-name")

@@ -20,7 +20,7 @@ from amago.experiment.gin_config import (
     encode,
     import_path,
 )
-from amago.experiment.run_file import read_run
+from amago.experiment.run_json import read_run
 from amago.nets.cnn import GridworldCNN, IMPALAishCNN
 from amago.nets.tstep_encoders import CNNTstepEncoder, MultiModalTstepEncoder
 
@@ -43,11 +43,11 @@ MakeExperiment = Callable[..., Experiment]
         [EpsilonGreedy, json.dumps],
     ],
 )
-def test_values_survive_the_way_through_json(value: Any) -> None:
+def test_values_are_restored_from_json(value: Any) -> None:
     assert decode(json.loads(json.dumps(encode(value), allow_nan=False))) == value
 
 
-def test_a_partial_is_built_again() -> None:
+def test_a_partial_is_restored_from_json() -> None:
     again = decode(json.loads(json.dumps(encode(functools.partial(json.dumps, [1], indent=1)))))
     assert again() == json.dumps([1], indent=1)
 
@@ -56,7 +56,7 @@ def test_a_partial_is_built_again() -> None:
     ("value", "why"),
     [(lambda: 0, "a lambda"), (object(), "no import path"), ([lambda: 0], "a lambda")],
 )
-def test_what_cannot_be_written_says_why(value: Any, why: str) -> None:
+def test_values_that_json_cannot_hold_are_rejected_with_a_reason(value: Any, why: str) -> None:
     with pytest.raises(NotWritableError, match=why):
         encode(value)
 
@@ -68,7 +68,7 @@ def test_a_function_inside_a_function_has_no_import_path() -> None:
         import_path(local)
 
 
-def test_every_binding_is_kept_classes_included(clean_gin: None, tmp_path: Path) -> None:
+def test_gin_bindings_are_restored_including_classes(clean_gin: None, tmp_path: Path) -> None:
     path = tmp_path / "own.gin"
     path.write_text("CNNTstepEncoder.activation = 'relu'\nscope/Agent.critic_type = @NCritics\n")
     use_config({"CNNTstepEncoder.cnn_type": IMPALAishCNN, "Agent.gamma": 0.5}, gin_configs=[path])
@@ -82,7 +82,7 @@ def test_every_binding_is_kept_classes_included(clean_gin: None, tmp_path: Path)
     assert bindings_as_json()[0] == json.loads(text)
 
 
-def test_references_inside_a_dictionary_come_back_with_their_scopes(clean_gin: None, tmp_path: Path) -> None:
+def test_gin_references_inside_a_dictionary_keep_their_scopes(clean_gin: None, tmp_path: Path) -> None:
     path = tmp_path / "own.gin"
     path.write_text(
         'MultiModalTstepEncoder.encoders = {"back": @rear/ImageFeatures, "up": @GridworldCNN, "debug": "ignore"}\n'
@@ -114,7 +114,7 @@ def test_run_json_names_versions_specs_classes_and_seed(make_experiment: MakeExp
     assert record.gin["amago.nets.actor_critic.Actor.d_hidden"] == 8
 
 
-def test_a_run_is_built_again_from_its_file(make_experiment: MakeExperiment) -> None:
+def test_a_run_is_rebuilt_from_run_json(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment(epochs=1)
     experiment.start()
     experiment.learn()
@@ -130,7 +130,7 @@ def test_a_run_is_built_again_from_its_file(make_experiment: MakeExperiment) -> 
     again.close()
 
 
-def test_what_the_file_lacks_is_asked_for(make_experiment: MakeExperiment) -> None:
+def test_an_argument_that_run_json_lacks_must_be_passed(make_experiment: MakeExperiment) -> None:
     maker = make_experiment().make_train_env
     experiment = make_experiment(make_train_env=lambda: maker())
     experiment.start()
@@ -140,7 +140,7 @@ def test_what_the_file_lacks_is_asked_for(make_experiment: MakeExperiment) -> No
     assert record.experiment_arguments(make_train_env=maker)["make_train_env"] is maker
 
 
-def test_an_unwritable_binding_is_asked_for(make_experiment: MakeExperiment) -> None:
+def test_a_gin_binding_that_run_json_lacks_must_be_bound(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment(start_learning_at_epoch=1)
     use_config({"Agent.fbc_filter_func": lambda adv: adv > 0})
     experiment.start()
@@ -152,7 +152,7 @@ def test_an_unwritable_binding_is_asked_for(make_experiment: MakeExperiment) -> 
     record.bind_gin()
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_reading_a_folder_without_run_json_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no run\.json"):
         read_run(tmp_path)
 
@@ -162,8 +162,8 @@ def test_config_txt_shows_bindings_arguments_and_defaults(make_experiment: MakeE
     experiment = make_experiment(learning_rate=0.125, wandb_group_name="a=b\nc")
     experiment.start()
     text = (experiment.run_dir / "config.txt").read_text()
-    assert "amago.nets.tstep_encoders.FFTstepEncoder.activation = 'relu'" in text
+    assert 'amago.nets.tstep_encoders.FFTstepEncoder.activation = "relu"' in text
     assert "learning_rate = 0.125" in text
-    assert r"wandb_group_name = 'a=b\nc'" in text.splitlines()
-    assert "agent_type = amago.agent.agent.Agent" in text
+    assert r'wandb_group_name = "a=b\nc"' in text.splitlines()
+    assert 'agent_type = {"import": "amago.agent.agent:Agent"}' in text
     assert "Agent.tau = 0.003" in text
