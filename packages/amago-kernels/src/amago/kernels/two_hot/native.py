@@ -1,13 +1,15 @@
 """The two-hot operations in C++ on the CPU: csrc/two_hot.cpp as torch operators.
 
-Labels come as the short windows of `torch_ops`, once for a target that several critics share, so both losses are
-one kernel. Tensors are read in place, by their strides.
+Labels of either kind are zero, in float32, outside a short window of neighbouring bins around the target. These
+windows are computed in torch, once for a target that several critics share, so both losses are one kernel. Tensors
+are read in place, by their strides.
 
 Shapes: n bins, w bins of a window, other leading axes are free.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from amago.kernels.native import DTYPES, TWO_HOT, operand
 from amago.kernels.operators import Operator
 from amago.kernels.precision import accumulation_dtype
 from amago.kernels.two_hot.bins import Bins
-from amago.kernels.two_hot.torch_ops import label_window
+
+_REACH = 6.0  # standard deviations beyond which a normal distribution is 0 in float32
 
 
 def unsupported(logits: Tensor, *_: object) -> list[str]:
@@ -28,6 +31,41 @@ def unsupported(logits: Tensor, *_: object) -> list[str]:
     if logits.dtype not in DTYPES:
         reasons.append(f"the logits are {logits.dtype}, not one of {', '.join(DTYPES.values())}")
     return reasons
+
+
+def _label_window(target: Tensor, bins: Bins, sigma: float | None) -> tuple[Tensor, Tensor]:
+    """Labels of returns (...) and the bins that they belong to: index (..., w) and label (..., w)."""
+    return _two_hot_window(target, bins) if sigma is None else _hl_gauss_window(target, bins, sigma)
+
+
+def _two_hot_window(target: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
+    """The two bins around each return and their labels: index (..., 2) and label (..., 2)."""
+    position = bins.position(target)
+    # NaN has no position on the support; its label is NaN, at any bin.
+    first = position.nan_to_num(0.0).floor().clamp(max=bins.n - 2)
+    upper = position - first
+    label = torch.stack((1.0 - upper, upper), dim=-1)
+    return _indices(first, 2), label
+
+
+def _hl_gauss_window(target: Tensor, bins: Bins, sigma: float) -> tuple[Tensor, Tensor]:
+    """The bins within reach of each return and their labels: index (..., w) and label (..., w)."""
+    position = bins.position(target).unsqueeze(-1)
+    # In float64 the tails beyond six standard deviations are not 0: there the window is the whole support.
+    reach = bins.n if target.dtype == torch.float64 else math.ceil(_REACH * sigma + 0.5)
+    size = min(bins.n, 2 * reach + 1)
+    first = (position.nan_to_num(0.0).round() - reach).clamp(0, bins.n - size)  # (..., 1)
+    edges = first + torch.arange(size + 1, dtype=position.dtype, device=position.device) - 0.5
+    outer = torch.tensor((-0.5, bins.n - 0.5), dtype=position.dtype, device=position.device)
+    scale = sigma * math.sqrt(2.0)
+    total = torch.erf((outer - position) / scale).diff(dim=-1)
+    label = torch.erf((edges - position) / scale).diff(dim=-1) / total
+    return _indices(first.squeeze(-1), size), label
+
+
+def _indices(first: Tensor, size: int) -> Tensor:
+    """size neighbouring bins from `first` (...) on: int64 (..., size)."""
+    return first.long().unsqueeze(-1) + torch.arange(size, device=first.device)
 
 
 def _run(kernel: str, logits: Tensor, numbers: tuple[int, ...], operands: tuple[Tensor | None, ...]) -> None:
@@ -163,7 +201,7 @@ def cross_entropy(
     sigma: float | None,
 ) -> Tensor:
     """See `amago.kernels.hl_gauss_cross_entropy`; `two_hot_cross_entropy` if sigma is None."""
-    index, label = label_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
+    index, label = _label_window(target.detach().to(accumulation_dtype(logits)), bins, sigma)
     rows = logits.shape[:-1]
     loss: Tensor
     loss, _ = windowed_cross_entropy(
