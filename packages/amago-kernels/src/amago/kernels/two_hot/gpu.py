@@ -1,8 +1,5 @@
 """The two-hot operations on a GPU: the kernels in Triton and in CUDA C++ as torch operators.
 
-Kernels read contiguous rows: logits (R, n), and target, mask and weight (R,). Rows follow the logits' memory, so
-dense logits are not copied. A target that several critics share is copied: one number per row.
-
 Only the inputs are saved for the gradient: the backward pass has to read the logits anyway, and recomputes their
 softmax in registers.
 
@@ -23,6 +20,7 @@ from torch import Tensor
 from amago.kernels import triton_runtime
 from amago.kernels.operators import Operator
 from amago.kernels.two_hot.bins import Bins
+from amago.kernels.two_hot.rows import from_rows, logits_to_rows, memory_order, to_rows
 
 MAX_BINS = {"triton": 4096, "cuda": 1024}  # a row stays in the registers of a program, or of a warp
 Operands = Sequence[Tensor | None]  # of a kernel, None for one that is not given
@@ -37,23 +35,6 @@ class LabelBins(Bins):
     """
 
     sharpness: float = 0.0
-
-
-def _memory_order(logits: Tensor) -> list[int]:
-    """The leading axes of logits (..., n) by decreasing stride."""
-    strides = logits.stride()
-    return sorted(range(logits.dim() - 1), key=lambda axis: -strides[axis])
-
-
-def _flatten(x: Tensor, shape: torch.Size, order: list[int]) -> Tensor:
-    """x, broadcastable to `shape`, as (R,) with its axes in that order."""
-    return x.expand(shape).permute(order).reshape(-1)
-
-
-def _unflatten(rows: Tensor, shape: torch.Size, order: list[int]) -> Tensor:
-    """(R,) of `_flatten` back to `shape`."""
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return rows.view([shape[axis] for axis in order]).permute(inverse)
 
 
 def _empty_rows(logits: Tensor, *_: Any) -> Tensor:
@@ -161,19 +142,19 @@ class GpuTwoHot:
         sigma: float | None,
     ) -> Tensor:
         """See `amago.kernels.hl_gauss_cross_entropy`; `two_hot_cross_entropy` if sigma is None."""
-        shape, order = logits.shape[:-1], _memory_order(logits)
+        shape, order = logits.shape[:-1], memory_order(logits)
         sharpness = 0.0 if sigma is None else 1.0 / (sigma * math.sqrt(2.0))
         loss: Tensor = self._loss(
-            logits.permute([*order, -1]).reshape(-1, bins.n),
-            _flatten(target.detach().float(), shape, order),
-            None if mask is None else _flatten(mask, shape, order),
-            None if weight is None else _flatten(weight.detach().float(), shape, order),
+            logits_to_rows(logits, order),
+            to_rows(target.detach().float(), shape, order),
+            None if mask is None else to_rows(mask, shape, order),
+            None if weight is None else to_rows(weight.detach().float(), shape, order),
             LabelBins(float(bins.low), float(bins.high), bins.n, bins.symlog, sharpness),
         )
-        return _unflatten(loss, shape, order)
+        return from_rows(loss, shape, order)
 
     def mean(self, logits: Tensor, bins: Bins) -> Tensor:
         """See `amago.kernels.two_hot_mean`."""
-        order = _memory_order(logits)
-        value: Tensor = self._mean(logits.permute([*order, -1]).reshape(-1, bins.n), bins)
-        return _unflatten(value, logits.shape[:-1], order)
+        order = memory_order(logits)
+        value: Tensor = self._mean(logits_to_rows(logits, order), bins)
+        return from_rows(value, logits.shape[:-1], order)
