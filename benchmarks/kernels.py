@@ -39,7 +39,6 @@ from benchmarks.machine import ROOT, append, describe, version
 
 RESULTS = Path(__file__).parent / "results" / "kernels.csv"
 LOSSES = ("two_hot_cross_entropy", "hl_gauss_cross_entropy", "two_hot_mean")
-PARTS = 4  # of an operation's cases, that as many processes can compile at once
 SHOWN = (
     "case",
     "dtype",
@@ -56,7 +55,7 @@ SHOWN = (
 
 def ways_of(case: Case, example: Example) -> dict[str, Way]:
     """Our backends that run here, "auto" and the alternatives, by name; each takes the example's tensors."""
-    names = [x.backend.value for x in operations()[example.operation] if not x.missing()]
+    names = [x.backend.value for x in operations()[example.operation] if not x.missing(False)]
     ways: dict[str, Way] = {}
     for name in ("auto", *(name for name in names if name not in case.without)):
         ways[name] = lambda name=name, **tensors: example.call(**tensors, backend=name)
@@ -79,10 +78,10 @@ def as_call(way: Way, example: Example, backward: bool) -> timing.Call:
     return (timing.forward_and_backward if backward else timing.forward)(copy, None)
 
 
-def prepared(
+def runnable(
     ways: dict[str, Way], example: Example, backward: bool, failures: list[str]
 ) -> dict[str, timing.Call]:
-    """The calls that can run, after a first call; others are left out, and errors are added to the failures."""
+    """The calls that can run, each called once; errors of the others are added to `failures`."""
     calls = {}
     for name, way in ways.items():
         try:
@@ -117,28 +116,13 @@ def peak_mib(call: timing.Call, device: str) -> float:
     return peak / 2**20
 
 
-def right(
-    ways: dict[str, Way], calls: dict[str, timing.Call], example: Example, failures: list[str]
-) -> dict[str, timing.Call]:
-    """The calls whose results are near the reference's; others are not timed."""
-    with torch.no_grad():
-        results = {name: ways[name](**example.tensors) for name in calls}
-    firsts = {name: x[0] if isinstance(x, tuple) else x for name, x in results.items()}
-    trusted = next(firsts[name] for name in ("eager", "torch", "sdpa", "auto") if name in firsts).float()
-    allowed = 0.05 * trusted.abs().max().item() + 1e-30
-    wrong = [name for name, x in firsts.items() if not (x.float() - trusted).abs().max().item() <= allowed]
-    failures += [f"{example.operation}: {name} computes wrongly, and is not timed" for name in wrong]
-    return {name: call for name, call in calls.items() if name not in wrong}
-
-
 def measure(
     case: Case, device: str, memory: str, ceilings: dict[str, float], quick: bool, failures: list[str]
 ) -> Iterator[dict[str, str]]:
     """The rows of one case."""
     example = case.make(device=device, dtype=case.dtype)
     ways = ways_of(case, example)
-    calls = prepared(ways, example, case.backward, failures)
-    calls = right(ways, calls, example, failures)
+    calls = runnable(ways, example, case.backward, failures)
     rounds, sample = (3, 0.005) if quick else (11, 0.01 if device == "cuda" else 0.03)
     times = timing.interleaved(calls, device, rounds=rounds, sample=sample)
     medians = {name: statistics.median(x) for name, x in times.items()}
@@ -183,16 +167,6 @@ def measure_ceilings(device: str, quick: bool) -> dict[str, float]:
     return {name: work[name] / statistics.median(x) / 1e9 for name, x in times.items()}
 
 
-def compile_all(cases: list[Case], device: str, until: float, failures: list[str]) -> None:
-    """Calls the compiled implementations once, so that a later process finds them in the disk cache."""
-    for case in cases:
-        if time.monotonic() < until:
-            example = case.make(device=device, dtype=case.dtype)
-            ways = ways_of(case, example)
-            mine = {name: ways[name] for name in ways if name.startswith(("compiled", "flex", "triton"))}
-            prepared(mine, example, case.backward, failures)
-
-
 def run_operation(arguments: argparse.Namespace) -> list[str]:
     """Measures one operation in this process, a line of JSON for each row; returns what failed."""
     failures: list[str] = []
@@ -203,10 +177,6 @@ def run_operation(arguments: argparse.Namespace) -> list[str]:
         keep_freed_memory()
     start = time.monotonic()
     cases = list(CASES[arguments.operation](arguments.device))
-    if arguments.compile_only is not None:
-        part = cases[arguments.compile_only :: PARTS]
-        compile_all(part, arguments.device, start + arguments.seconds, failures)
-        return failures
     ceilings = measure_ceilings(arguments.device, arguments.quick)
     for number, case in enumerate(cases[: 2 if arguments.quick else None]):
         if time.monotonic() - start > arguments.seconds:
@@ -233,9 +203,7 @@ def device_columns(device: str) -> dict[str, str]:
     }
 
 
-def in_a_process_of_its_own(
-    operation: str, memory: str, arguments: argparse.Namespace
-) -> Iterator[dict[str, str]]:
+def in_own_process(operation: str, memory: str, arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
     """The rows of an operation, as they are measured, in a process of its own.
 
     Raises:
@@ -244,7 +212,6 @@ def in_a_process_of_its_own(
     command = [sys.executable, "-m", "benchmarks.kernels", "--operation", operation, "--memory", memory]
     command += ["--device", arguments.device, "--seconds", str(arguments.seconds)]
     command += ["--quick"] if arguments.quick else []
-    command += [] if arguments.compile_only is None else ["--compile-only", str(arguments.compile_only)]
     # Silences the log of the profiler, which counts memory on a CPU.
     environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -275,12 +242,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--no-save", action="store_true", help="print, but leave the file of results alone")
-    parser.add_argument(
-        "--compile-only",
-        type=int,
-        choices=range(PARTS),
-        help=f"call every {PARTS}th case once and time nothing",
-    )
     parser.add_argument("--operation", help=argparse.SUPPRESS)
     parser.add_argument("--memory", default="kept", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -300,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
         kinds = ("kept", "fresh") if options.device == "cpu" and operation in LOSSES else ("kept",)
         for memory in kinds:
             try:
-                for row in in_a_process_of_its_own(operation, memory, options):
+                for row in in_own_process(operation, memory, options):
                     print(" | ".join(row[key] for key in SHOWN), flush=True)
                     if not options.no_save:
                         append(options.output, row | machine)

@@ -23,7 +23,7 @@ from amago.kernels.triton_runtime import INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = Path(__file__).with_name("cuda_on_cpu")
-ON_GPU = (Backend.TRITON, Backend.CUDA, Backend.FLEX, Backend.MAMBA_SSM)
+ON_GPU = (Backend.TRITON, Backend.CUDA, Backend.FLEX)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _cases(eager: bool) -> Iterator:
     for operation, implementations in operations().items():
         for implementation in implementations:
             backend = implementation.backend
-            if implementation.missing() or (backend is Backend.EAGER and not eager):
+            if implementation.missing(False) or (backend is Backend.EAGER and not eager):
                 continue
             gpu = backend in ON_GPU and not INTERPRETED
             case = Case(operation, backend.value, "cuda" if gpu else "cpu")

@@ -113,25 +113,6 @@ def test_a_full_ring_attends_to_the_last_steps_of_every_row(backend):
             torch.testing.assert_close(out[row, 0].double(), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("filler", [math.nan, math.inf])
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 1, "sink": 1}, {"mask_mod": same_parity}], ids=["plain", "window", "mask_mod"]
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_stale_slots_may_hold_nan_or_infinity(backend, options, filler):
-    """The rows are new, in the middle of the ring, and beyond it; what their episodes hold is not touched."""
-    step = kernels.flex_attention_step if "mask_mod" in options else kernels.attention_step
-    lengths = torch.tensor([0, 2, 9])
-    past = torch.randn(2, 3, 4, 3, 8, generator=torch.Generator().manual_seed(0))
-    unused = (torch.arange(4) > lengths.unsqueeze(1))[..., None, None]
-    clean, spoiled = (kernels.RingCache(*past.masked_fill(unused, x), lengths) for x in (0.0, filler))
-    qkv = random_qkv(rows=3, length=1, seed=1)
-    with torch.no_grad():
-        out, wanted = (step(*qkv, cache, backend=backend, **options) for cache in (spoiled, clean))
-    assert torch.equal(out, wanted)
-    assert torch.equal(spoiled.values[~unused.expand_as(past[0])], clean.values[~unused.expand_as(past[0])])
-
-
 def test_sinks_of_a_full_ring_are_the_first_steps_it_remembers():
     q, k, v = random_qkv(rows=1, length=9, seed=6)
     options = {"window": 1, "sink": 1, "sink_bias": 0.7, "logit_clip": 2.0}

@@ -121,18 +121,6 @@ def test_inputs_of_another_dtype_or_layout_than_the_cache(on_cpu):
     assert torch.equal(cache.values, other.values)
 
 
-def test_rows_of_negative_length_are_treated_as_new(on_cpu):
-    memory = torch.full((2, 3, 4, 2, 16), 5.0)
-    lengths = torch.tensor([-1, -(2**40)])
-    cache = kernels.RingCache(*memory[:, 1:], lengths)  # what lies before the ring is there to be hit
-    q, k, v = torch.randn(3, 2, 1, 2, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(step(on_cpu, q, k, v, cache), v)
-    assert torch.equal(cache.keys[:, 0], k[:, 0])
-    assert torch.equal(cache.values[:, 0], v[:, 0])
-    assert (memory[:, 0] == 5.0).all()
-    assert (memory[:, 1:, 1:] == 5.0).all()
-
-
 def test_a_cache_that_begins_between_sixteen_bytes_is_refused(on_cpu):
     memory = torch.zeros(2, 1 * 4 * 2 * 16 + 2)
     aligned, shifted = (memory[:, first : first + 128].view(2, 1, 4, 2, 16) for first in (0, 1))

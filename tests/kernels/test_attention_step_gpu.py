@@ -112,18 +112,6 @@ def test_triton_and_cuda_follow_a_rollout_with_resets(backend):
 
 
 @on_gpu
-def test_triton_and_cuda_treat_rows_of_negative_length_as_new(backend):
-    memory = torch.full((2, 3, 4, 2, 16), 5.0, device=DEVICE)
-    lengths = torch.tensor([-1, -(2**40)], device=DEVICE)
-    cache = kernels.RingCache(*memory[:, 1:], lengths)  # what lies before the ring is there to be hit
-    q, k, v = packed_qkv(2, 2, 16)
-    torch.testing.assert_close(kernels.attention_step(q, k, v, cache, backend=backend), v)
-    assert torch.equal(cache.values[:, 0], v[:, 0])
-    assert (memory[:, 0] == 5.0).all()
-    assert (memory[:, 1:, 1:] == 5.0).all()
-
-
-@on_gpu
 def test_triton_takes_a_cache_that_begins_anywhere_and_cuda_says_why_not(backend):
     memory = normal(2, 4 * 2 * 16 + 1)[:, 1:].view(2, 1, 4, 2, 16)
     x, lengths = normal(1, 1, 2, 16), torch.tensor([2], device=DEVICE)
@@ -160,21 +148,3 @@ def test_steps_replay_in_a_cuda_graph(backend):
         other.keys.copy_(cache.keys)
         other.values.copy_(cache.values)
         other.advance()
-
-
-@pytest.mark.gpu
-def test_slots_are_found_beyond_two_to_the_thirty_first_number(backend):
-    """One row with 4.3 GB of keys and as much of values, of which the last two slots count."""
-    if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 12 * 2**30:
-        pytest.skip("needs 12 GB of free GPU memory")
-    slots, heads, dim = (1 << 20) + 1, 16, 128
-    keys = torch.zeros(1, slots, heads, dim, dtype=torch.bfloat16, device="cuda")
-    values = torch.zeros_like(keys)
-    keys[0, -2, :, 0], values[0, -2] = 200.0, 3.0
-    cache = kernels.RingCache(keys, values, torch.tensor([slots - 1], device="cuda"))
-    q, k, v = torch.zeros(3, 1, 1, heads, dim, dtype=torch.bfloat16, device="cuda")
-    q[..., 0], k[...], v[...] = 20.0, -1.0, 7.0
-    out = kernels.attention_step(q, k, v, cache, scale=1.0, backend=backend)
-    assert (out == 3.0).all()
-    assert (keys[0, -1] == -1.0).all()
-    assert (values[0, -1] == 7.0).all()

@@ -1,4 +1,4 @@
-"""Native code is built once, whole or not at all, and where it cannot be, that is said.
+"""Native code is built once, completely or not at all; where it cannot be built, the reason is reported.
 
 The module that is built here is a few lines of C++, so that a build takes a moment.
 """
@@ -69,8 +69,8 @@ def binaries(cache):
     return sorted(cache.glob("*.so"))
 
 
-def leftovers(cache):
-    return sorted(cache.glob(".building-*"))
+def unfinished(cache):
+    return sorted(cache.glob("*.tmp"))
 
 
 def wrapper(tmp_path, before):
@@ -90,7 +90,7 @@ def test_a_module_is_built_when_it_is_first_needed_and_loaded_ever_after(cache, 
     assert tiny(source).load().answer() == 42
     assert binary.stat().st_mtime_ns == first
     assert caplog.text == ""
-    assert leftovers(cache) == []
+    assert unfinished(cache) == []
 
 
 def test_concurrent_processes_build_it_once(cache, source):
@@ -99,7 +99,7 @@ def test_concurrent_processes_build_it_once(cache, source):
     assert [out for out, _ in outputs] == ["42\n"] * 4, outputs
     assert sum("building" in log for _, log in outputs) == 1
     assert len(binaries(cache)) == 1
-    assert leftovers(cache) == []
+    assert unfinished(cache) == []
 
 
 def test_a_killed_build_leaves_nothing_that_is_ever_loaded(cache, source, tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_killed_build_leaves_nothing_that_is_ever_loaded(cache, source, tmp_pa
         tmp_path,
         f"""\
         for output; do :; done
-        if [ "$1" != --version ] && [ -e {hang} ]; then echo half > "$output"; touch {hanging}; exec sleep 60; fi
+        if [ -e {hang} ]; then echo half > "$output"; touch {hanging}; exec sleep 60; fi
         """,
     )
     monkeypatch.setenv("CXX", str(compiler))
@@ -119,28 +119,19 @@ def test_a_killed_build_leaves_nothing_that_is_ever_loaded(cache, source, tmp_pa
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    (left,) = leftovers(cache)
+    assert len(unfinished(cache)) == 1
     assert binaries(cache) == []
 
     hang.unlink()
     assert tiny(source).load().answer() == 42
-    assert leftovers(cache) == [left]  # for all we know another build is still at work there
-    os.utime(left, (0, 0))
-    build.build(tiny(source), again=True)
-    assert leftovers(cache) == []
+    assert unfinished(cache) == []
 
 
-def test_a_binary_that_cannot_be_loaded_is_built_again(cache, source):
-    path = build.build(tiny(source))
-    path.write_bytes(b"")
-    assert tiny(source).load().answer() == 42
-
-
-@pytest.mark.parametrize("place", ["below a file", "where nobody may write"])
+@pytest.mark.parametrize("place", ["below a file", "read-only"])
 def test_an_unwritable_cache_is_reported_with_the_remedy(cache, source, monkeypatch, place):
     folder = source / "cache" if place == "below a file" else Path("/proc/amago-kernels")
     monkeypatch.setenv("AMAGO_KERNELS_CACHE", str(folder))
-    with pytest.raises(BuildError, match=f"{folder}.* set AMAGO_KERNELS_CACHE to a folder that can"):
+    with pytest.raises(BuildError, match=f"{folder} cannot be written to: set AMAGO_KERNELS_CACHE"):
         tiny(source).load()
 
 
@@ -149,7 +140,7 @@ def test_a_missing_compiler_is_reported(cache, source, monkeypatch, tmp_path):
     extension = tiny(source)
     (reason,) = extension.missing()
     assert "no C++ compiler: none of c++, g++, clang++ is on the PATH" in reason
-    assert extension.failures() == [reason]
+    assert extension.missing(build=True) == [reason]
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "CXX='no-such-compiler' does not exist" in tiny(source).missing()[0]
 
@@ -159,20 +150,6 @@ def test_without_a_compiler_what_was_built_before_is_used(cache, source, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert tiny(source).missing() == []
     assert tiny(source).load().answer() == 42
-
-
-@pytest.mark.parametrize("named", ["g++ 'abc", "FOLDER", "WRONG FORMAT"])
-def test_a_cxx_that_cannot_be_run_is_named(cache, source, monkeypatch, tmp_path, named):
-    plain = tmp_path / "plain"
-    plain.write_text("no program")
-    plain.chmod(0o755)
-    named = {"FOLDER": str(tmp_path), "WRONG FORMAT": str(plain)}.get(named, named)
-    monkeypatch.setenv("CXX", named)
-    (reason,) = tiny(source).missing()
-    assert f"CXX={named!r} does not exist or cannot be run" in reason
-    assert "install one" in reason
-    with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
-        tiny(source).load()
 
 
 def test_building_can_be_forbidden(cache, source, monkeypatch):
@@ -189,7 +166,7 @@ def test_a_failed_build_reports_the_compilers_message_and_is_not_repeated(
     cache, source, tmp_path, monkeypatch
 ):
     calls = tmp_path / "calls"
-    monkeypatch.setenv("CXX", str(wrapper(tmp_path, f'[ "$1" = --version ] || echo call >> {calls}')))
+    monkeypatch.setenv("CXX", str(wrapper(tmp_path, f"echo call >> {calls}")))
     source.write_text("#error this cannot be\n")
     extension = tiny(source)
     for _ in range(2):
@@ -197,16 +174,13 @@ def test_a_failed_build_reports_the_compilers_message_and_is_not_repeated(
             extension.load()
     assert calls.read_text() == "call\n"
     assert binaries(cache) == []
-    assert leftovers(cache) == []
+    assert unfinished(cache) == []
 
 
-def test_changed_sources_and_another_compiler_get_files_of_their_own(cache, source, tmp_path, monkeypatch):
+def test_changed_sources_are_built_anew(cache, source):
     first = build.build(tiny(source))
     source.write_text(SOURCE.replace("ANSWER", "43"))
-    second = build.build(tiny(source))
-    monkeypatch.setenv("CXX", str(wrapper(tmp_path, "")))
-    third = build.build(tiny(source))
-    assert len({first, second, third}) == 3
+    assert build.build(tiny(source)) != first
     assert tiny(source).load().answer() == 43
 
 

@@ -1,4 +1,4 @@
-"""Where and when GPU kernels run: streams, CUDA graphs, devices; and offsets beyond 32 bits.
+"""GPU kernels run on the caller's stream and in CUDA graphs.
 
 For every backend with kernels of our own. Steps of attention have such tests in test_attention_step_gpu.py.
 """
@@ -109,37 +109,3 @@ def test_kernels_replay_in_a_cuda_graph_with_new_numbers(launched):
             x.copy_(now)
         graph.replay()
         assert_close(found, results(eager, inputs, leaves))
-
-
-def needs_memory(gigabytes):
-    if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < gigabytes * 2**30:
-        pytest.skip(f"needs {gigabytes} GB of free GPU memory")
-
-
-def test_attention_finds_rows_beyond_two_to_the_thirty_first_number():
-    needs_memory(40)
-    qkv = [torch.zeros(1025, 1 << 14, 1, 128, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
-    for seed, x in enumerate(qkv):
-        x[-1] = normal(1 << 14, 1, 128, seed=seed, device="cuda", dtype=torch.bfloat16)
-    options = {"window": 60, "backend": "triton"}
-    found = results(lambda *x: kernels.attention(*x, **options), qkv, 3)
-    alone = results(lambda *x: kernels.attention(*x, **options), [x[-1:] for x in qkv], 3)
-    for mine, exact in zip(found, alone, strict=True):
-        assert torch.equal(mine[-1:], exact)
-        assert not mine[:-1].any()
-
-
-def test_the_scan_finds_rows_beyond_two_to_the_thirty_first_number():
-    needs_memory(24)
-    sequences = [torch.zeros(4097, 512, 1024, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    shared = [torch.zeros(4097, 4, 1024, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    for seed, x in enumerate((*sequences, *shared)):
-        x[-1] = normal(*x.shape[1:], seed=seed, device="cuda", dtype=torch.bfloat16)
-    rates = -normal(512, 4, seed=9, device="cuda").exp()
-
-    def call(u, delta, B, C):
-        return kernels.selective_scan(u, delta, rates, B, C, delta_softplus=True, backend="triton")
-
-    y = call(*sequences, *shared)
-    assert torch.equal(y[-1:], call(*(x[-1:] for x in (*sequences, *shared))))
-    assert not y[:-1].any()

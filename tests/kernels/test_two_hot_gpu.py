@@ -40,7 +40,7 @@ def results(call, logits):
 
 
 def layouts():
-    """Logits (3, 2, 4, 5, 9) in memory in several ways, some with more row axes than the kernels walk."""
+    """Logits (3, 2, 4, 5, 9) in memory in several ways."""
     plain = normal(3, 2, 4, 5, 9)
     return {
         "critics first": plain.movedim(2, 0).contiguous().movedim(0, 2),
@@ -55,7 +55,7 @@ def layouts():
 @on_gpu
 @pytest.mark.parametrize("layout", layouts() if INTERPRETED or torch.cuda.is_available() else ["every"])
 @pytest.mark.parametrize("kind", LOSSES)
-def test_tensors_are_read_and_written_where_they_lie(backend, poisoned, kind, layout):
+def test_logits_may_lie_in_memory_in_any_order(backend, poisoned, kind, layout):
     logits = layouts()[layout]
     bins = Bins(-10.0, 10.0, 9)
     target = normal(3, 2, 1, 5, seed=1, scale=5.0).transpose(1, 3).contiguous().transpose(1, 3)
@@ -69,29 +69,3 @@ def test_tensors_are_read_and_written_where_they_lie(backend, poisoned, kind, la
         results(lambda x: call(x, backend), logits), results(lambda x: call(x, "eager"), logits), strict=True
     ):
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.gpu
-def test_bins_are_found_beyond_two_to_the_thirty_first_number(backend):
-    """With bins first in memory the last one lies far behind the first."""
-    bins = Bins(-10.0, 10.0, 128)
-    logits = torch.zeros(128, (1 << 24) + 3, dtype=torch.bfloat16, device="cuda").T  # 4.3 GB
-    logits[-1, -1] = 8.0
-    call = lambda x, name: kernels.two_hot_mean(x, bins, backend=name)  # noqa: E731
-    torch.testing.assert_close(call(logits, backend)[-3:], call(logits[-3:].contiguous(), "eager"))
-    leaf = logits.detach().requires_grad_()
-    grad = torch.autograd.grad(call(leaf, backend).sum(), leaf)[0]
-    last = logits[-3:].contiguous().requires_grad_()
-    torch.testing.assert_close(grad[-3:], torch.autograd.grad(call(last, "eager").sum(), last)[0])
-
-
-@pytest.mark.gpu
-def test_rows_are_found_beyond_two_to_the_thirty_first_number(backend):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    bins = Bins(-10.0, 10.0, 128)
-    logits = torch.zeros((1 << 24) + 3, 128, dtype=torch.bfloat16, device="cuda")  # 4.3 GB
-    logits[-1, 5] = 8.0
-    loss = kernels.two_hot_cross_entropy(logits, torch.zeros((), device="cuda"), bins, backend=backend)
-    exact = kernels.two_hot_cross_entropy(logits[-3:], torch.zeros((), device="cuda"), bins, backend="eager")
-    torch.testing.assert_close(loss[-3:], exact)

@@ -150,14 +150,6 @@ def test_the_memory_is_float32_in_a_bf16_rollout():
     torch.testing.assert_close(whole.float(), encoder(seq)[0], atol=0.1, rtol=0.1)
 
 
-def test_insisting_on_mamba_ssm_where_it_cannot_run_says_why():
-    encoder = make_encoder(backend="mamba_ssm")
-    with pytest.raises(RuntimeError, match=r"mamba_ssm: .*CUDA device"):
-        encoder(torch.zeros(1, 4, 5))
-    with pytest.raises(RuntimeError, match=r"mamba_ssm: .*CUDA device"):
-        rollout(encoder, torch.zeros(1, 1, 5))
-
-
 @pytest.mark.parametrize("name", ["d_model", "d_state", "d_conv", "expand", "n_layers"])
 def test_sizes_must_be_positive(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,7 +24,6 @@ class Backend(str, Enum):
     FLEX = "flex"
     TORCH = "torch"
     ONEDNN = "onednn"
-    MAMBA_SSM = "mamba_ssm"
     CPP = "cpp"
     TRITON = "triton"
     CUDA = "cuda"
@@ -39,14 +38,14 @@ _TORCH, _SDPA, _FLEX, _EAGER = Backend.TORCH, Backend.SDPA, Backend.FLEX, Backen
 #   "masked_attention"). Plain causal attention runs on torch's fused kernels first. Eager is always last.
 # - CUDA C++ follows Triton, for it is compiled by nvcc at the first call, which takes half a minute.
 # - CPU: C++, then torch, then eager.
-_LOSS = {"cpu": (_CPP, _TORCH, _EAGER), "cuda": (_TRITON, _CUDA, _TORCH, _EAGER)}
-_SCAN = {"cpu": (_CPP, _TORCH, _EAGER), "cuda": (_TRITON, Backend.MAMBA_SSM, _TORCH, _EAGER)}
+_LOSS: dict[str, tuple[Backend, ...]] = {"cpu": (_CPP, _EAGER), "cuda": (_TRITON, _CUDA, _EAGER)}
+_SCAN: dict[str, tuple[Backend, ...]] = {"cpu": (_CPP, _TORCH, _EAGER), "cuda": (_TRITON, _TORCH, _EAGER)}
 ORDERS: dict[str, dict[str, tuple[Backend, ...]]] = {
     "two_hot_cross_entropy": _LOSS,
     "hl_gauss_cross_entropy": _LOSS,
     "two_hot_mean": _LOSS,
-    "attention": {"cpu": (_SDPA, _EAGER), "cuda": (_SDPA, _TRITON, _FLEX, _EAGER)},
-    "masked_attention": {"cpu": (_SDPA, _EAGER), "cuda": (_TRITON, _FLEX, _SDPA, _EAGER)},
+    "attention": {"cpu": (_SDPA, _EAGER), "cuda": (_SDPA, _TRITON, _EAGER)},
+    "masked_attention": {"cpu": (_SDPA, _EAGER), "cuda": (_TRITON, _SDPA, _EAGER)},
     "attention_step": {"cpu": (_CPP, _SDPA, _EAGER), "cuda": (_TRITON, _CUDA, _SDPA, _EAGER)},
     "flex_attention": {"cpu": (_SDPA, _EAGER), "cuda": (_FLEX, _SDPA, _EAGER)},
     "flex_attention_step": {"cpu": (_SDPA, _EAGER), "cuda": (_SDPA, _EAGER)},
@@ -58,16 +57,6 @@ ORDERS: dict[str, dict[str, tuple[Backend, ...]]] = {
 
 class Unsupported(RuntimeError):
     """No backend, or not the requested one, can run a call; the message gives the reasons."""
-
-
-class Requirement(Protocol):
-    """What a backend needs of the machine, whatever the call: a device, a package, a native module."""
-
-    def missing(self) -> list[str]:
-        """Reasons why it cannot run here, as far as can be told without building; empty if it seems to run."""
-
-    def failures(self) -> list[str]:
-        """Reasons why it cannot run here; builds native code first if needed."""
 
 
 def _no_reasons(*_: object) -> list[str]:
@@ -82,17 +71,14 @@ class Implementation:
         backend: its name.
         run: the implementation; all implementations of an operation take the same, checked arguments.
         unsupported: given the arguments of a call, the reasons why this backend cannot run it; empty if it can.
-        needs: what it needs of the machine; made ready by the first call that it supports.
+        missing: the reasons why no call can run on this machine; empty if calls can. It takes whether to build
+            native code now, if that is needed; otherwise the reasons are those known without building.
     """
 
     backend: Backend
     run: Callable[..., Any]
     unsupported: Callable[..., list[str]] = _no_reasons
-    needs: Requirement | None = None
-
-    def missing(self) -> list[str]:
-        """Reasons why it cannot run any call on this machine, as far as can be told without building."""
-        return [] if self.needs is None else self.needs.missing()
+    missing: Callable[[bool], list[str]] = _no_reasons
 
 
 # The backend set by `use_backend`: a plain global, which torch.compile can read and guard on.
@@ -117,7 +103,7 @@ def available_backends() -> dict[str, list[str]]:
     `python -m amago.kernels.doctor` says why the others cannot run, and in which order "auto" tries them.
     """
     return {
-        name: [backend for backend, impl in impls.items() if not impl.missing()]
+        name: [backend for backend, impl in impls.items() if not impl.missing(False)]
         for name, impls in _operations.items()
     }
 
@@ -152,13 +138,13 @@ def requested(backend: str | Backend | None) -> Backend | None:
     return _parse(backend) or _preferred
 
 
-def _failures(needs: Requirement) -> list[str]:
-    """`needs.failures()`; torch.compile takes the result as a constant and does not trace into it."""
-    return needs.failures()
+def _missing(operation: str, backend: str) -> list[str]:
+    """`Implementation.missing`, with building; torch.compile takes the result as a constant."""
+    return _operations[operation][backend].missing(True)
 
 
 # What torch.compiler.assume_constant_result does, but for importing the compiler, which takes more than a second.
-setattr(_failures, "_dynamo_marked_constant", True)  # noqa: B010
+setattr(_missing, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def order(operation: str, device: torch.device) -> tuple[Backend, ...]:
@@ -200,9 +186,7 @@ def choose(
         impl = implementations.get(candidate.value)
         if impl is None:
             continue
-        reasons = impl.unsupported(*arguments)
-        if not reasons and impl.needs is not None:
-            reasons = _failures(impl.needs)
+        reasons = impl.unsupported(*arguments) or _missing(operation, candidate.value)
         if not reasons:
             return impl
         refusals.append(f"{candidate.value}: {'; '.join(reasons)}")

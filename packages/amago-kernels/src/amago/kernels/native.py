@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,8 +15,6 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-
-_log = logging.getLogger("amago.kernels")
 
 PACKAGE = Path(__file__).parent
 
@@ -28,7 +25,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Extension:
-    """A native module; the `Requirement` of the backends that call it.
+    """A native module.
 
     Args:
         name: of the module that the sources define.
@@ -46,26 +43,24 @@ class Extension:
         """Whether this machine has the device that the module runs on."""
         return torch.cuda.is_available() if self.cuda else True
 
-    def missing(self) -> list[str]:
-        """Reasons why it cannot run here, as far as can be told without building; empty if it is built."""
-        from amago.kernels import build
+    def missing(self, build: bool = False) -> list[str]:
+        """Reasons why it cannot run here; empty if it can.
 
-        loaded = self._loaded.get("module")
-        if isinstance(loaded, str):
-            return [loaded]
-        if loaded is not None or (self.has_hardware() and build.built_file(self) is not None):
+        Args:
+            build: build and load it first if needed; otherwise only what is known without building counts.
+        """
+        if build and self.has_hardware():
+            try:
+                self.load()
+            except BuildError as error:
+                return [str(error)]
             return []
-        return build.why_not(self)
+        from amago.kernels.build import binary, why_not
 
-    def failures(self) -> list[str]:
-        """Reasons why it cannot run here; builds and loads it first if needed. Kept for the process."""
-        if not self.has_hardware():
-            return self.missing()
-        try:
-            self.load()
-        except BuildError as error:
-            return [str(error)]
-        return []
+        if isinstance(self._loaded.get("module"), str):
+            return [str(self._loaded["module"])]
+        reasons = why_not(self)
+        return [] if reasons and self.has_hardware() and binary(self).exists() else reasons
 
     def load(self) -> ModuleType:
         """Returns the module, built first if needed.
@@ -88,19 +83,13 @@ class Extension:
         # Imported here, for `python -m amago.kernels.build` must not find itself imported already.
         from amago.kernels import build
 
-        path = build.built_file(self)
-        if path is not None:
-            try:
-                return _import(self.name, path)
-            except ImportError as error:
-                if not build.may_build():
-                    raise BuildError(f"{path} cannot be loaded: {error}") from error
-                _log.warning("%s cannot be loaded (%s): building it again", path, error)
-                build.remove(path, error)
+        path = build.binary(self)
+        if not path.exists():
+            build.build(self)
         try:
-            return _import(self.name, build.build(self))
+            return _import(self.name, path)
         except ImportError as error:
-            raise BuildError(f"{self.name} was built but cannot be loaded: {error}") from error
+            raise BuildError(f"{path} cannot be loaded, delete it to build it again: {error}") from error
 
 
 def _import(name: str, path: Path) -> ModuleType:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -27,21 +26,14 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-class Triton:
-    """The requirement of the Triton backends."""
-
-    def missing(self) -> list[str]:
-        """Reasons why Triton cannot run a kernel here; nothing is imported."""
-        reasons = []
-        if not _installed():
-            reasons.append(f"triton is not installed: {INSTALL}")
-        if not INTERPRETED and not torch.cuda.is_available():
-            reasons.append("there is no CUDA device (TRITON_INTERPRET=1 runs kernels on the CPU, for tests)")
-        return reasons
-
-    def failures(self) -> list[str]:
-        """The same reasons: kernels are compiled when they are called."""
-        return self.missing()
+def missing(build: bool = False) -> list[str]:
+    """Reasons why Triton cannot run a kernel here; nothing is imported or built."""
+    reasons = []
+    if not _installed():
+        reasons.append(f"triton is not installed: {INSTALL}")
+    if not INTERPRETED and not torch.cuda.is_available():
+        reasons.append("there is no CUDA device (TRITON_INTERPRET=1 runs kernels on the CPU, for tests)")
+    return reasons
 
 
 def unsupported(name: str, x: Tensor) -> list[str]:
@@ -59,12 +51,3 @@ def unsupported(name: str, x: Tensor) -> list[str]:
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
     """Context in which kernels are launched on the device of x."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
-def unit_of(strides: Iterable[int]) -> int:
-    """8 if it divides all strides, else 1: the unit in which kernels take strides.
-
-    Triton specialises kernels for integers that 16 divides but not for multiples of 8, such as the strides of many
-    heads. With strides in units of 8 it reads eight half-precision numbers at once.
-    """
-    return 8 if all(stride % 8 == 0 for stride in strides) else 1

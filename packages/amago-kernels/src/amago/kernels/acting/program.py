@@ -33,7 +33,7 @@ def unavailable() -> list[str]:
     """
     if requested(None) not in (None, Backend.CPP):
         return [f"use_backend asks for {requested(None)}"]
-    return ACTING.failures()
+    return ACTING.missing(build=True)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from amago.kernels import triton_runtime
 from amago.kernels.attention import flex, gpu, native, reference, sdpa, step
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.mods import MaskMod, ScoreMod, as_options
@@ -23,32 +24,30 @@ from amago.kernels.attention.options import (
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import ATTENTION_STEP, ATTENTION_STEP_CUDA
 from amago.kernels.precision import full_precision
-from amago.kernels.triton_runtime import Triton
 
 _triton_step, _cuda_step = gpu.GpuStep("triton"), gpu.GpuStep("cuda")
 register(
     "attention",
     [
         Implementation(Backend.SDPA, sdpa.attention, sdpa.unsupported),
-        Implementation(Backend.FLEX, flex.attention, flex.unsupported, flex.CudaAndTriton()),
-        Implementation(Backend.TRITON, gpu.attention, gpu.unsupported, Triton()),
+        Implementation(Backend.TRITON, gpu.attention, gpu.unsupported, triton_runtime.missing),
         Implementation(Backend.EAGER, reference.attention),
     ],
 )
 register(
     "attention_step",
     [
-        Implementation(Backend.CPP, native.attention_step, native.unsupported, ATTENTION_STEP),
+        Implementation(Backend.CPP, native.attention_step, native.unsupported, ATTENTION_STEP.missing),
         Implementation(Backend.SDPA, step.sdpa_step, sdpa.unsupported),
-        Implementation(Backend.TRITON, _triton_step, _triton_step.unsupported, Triton()),
-        Implementation(Backend.CUDA, _cuda_step, _cuda_step.unsupported, ATTENTION_STEP_CUDA),
+        Implementation(Backend.TRITON, _triton_step, _triton_step.unsupported, triton_runtime.missing),
+        Implementation(Backend.CUDA, _cuda_step, _cuda_step.unsupported, ATTENTION_STEP_CUDA.missing),
         Implementation(Backend.EAGER, step.eager_step),
     ],
 )
 register(
     "flex_attention",
     [
-        Implementation(Backend.FLEX, flex.flex_attention, flex.unsupported, flex.CudaAndTriton()),
+        Implementation(Backend.FLEX, flex.flex_attention, flex.unsupported, flex.missing),
         Implementation(Backend.SDPA, sdpa.flex_attention, sdpa.unsupported),
         Implementation(Backend.EAGER, reference.flex_attention),
     ],
@@ -94,7 +93,7 @@ def attention(
         lengths: (B,) integers; keys at and beyond them are masked, and outputs there are 0.
         dropout_p: probability in [0, 1) of dropping an attention weight.
         scale: of the scores; 1 / sqrt(D) by default.
-        backend: "sdpa", "flex" or "triton" (CUDA), "eager", or None / "auto" for the first that can run the
+        backend: "sdpa", "triton" (CUDA), "eager", or None / "auto" for the first that can run the
             call: on CUDA "triton" with a window, biased sinks, a clip or lengths, else "sdpa".
 
     Returns:

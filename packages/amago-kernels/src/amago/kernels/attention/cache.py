@@ -19,8 +19,7 @@ class RingCache:
         keys: (B, W, H, D).
         values: (B, W, H, D).
         lengths: (B,) int64 of at least 0, steps taken by each row since it was reset. The layers of a model may
-            share this tensor: `attention_step` does not change it, `advance` does. Backend "cpp" raises for
-            negative lengths; the others treat such rows as new.
+            share this tensor: `attention_step` does not change it, `advance` does.
     """
 
     keys: Tensor
@@ -58,7 +57,7 @@ class RingCache:
     def reset(self, rows: Tensor) -> None:
         """Empties the given rows (indices or a bool mask (B,)).
 
-        The backends "eager" and "sdpa" multiply stale slots by 0, so these must be finite on a GPU, under
-        torch.compile and where gradients are needed. The other backends do not read them.
+        The backends "eager" and "sdpa" multiply stale slots by 0, so these must be finite. The other backends do
+        not read them.
         """
         self.lengths[rows] = 0

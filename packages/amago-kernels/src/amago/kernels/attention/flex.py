@@ -1,4 +1,4 @@
-"""Attention by torch's flex_attention, compiled, on CUDA (Dong et al. 2024).
+"""`flex_attention` by torch's own, compiled, on CUDA (Dong et al. 2024).
 
 The block mask, which selects the tiles of scores that are computed, is made once per mask function and shape and
 cached, so a mask function must be pure.
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.kernels.attention.mods import ClippedSinks, MaskMod, ScoreMod, SlidingWindow, depends_on
-from amago.kernels.attention.options import AttentionOptions, FlexOptions
+from amago.kernels.attention.mods import MaskMod, ScoreMod, depends_on
+from amago.kernels.attention.options import FlexOptions
 from amago.kernels.attention.reference import zero_padding
 from amago.kernels.attention.sdpa import heads_first
 
@@ -29,9 +29,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_HEAD_DIM = 256
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions | FlexOptions
-) -> list[str]:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: FlexOptions) -> list[str]:
     """Reasons why it cannot run the call."""
     reasons = []
     if q.device.type != "cuda":
@@ -47,21 +45,14 @@ def unsupported(
     return reasons
 
 
-class CudaAndTriton:
-    """The requirement of compiled flex_attention."""
-
-    def missing(self) -> list[str]:
-        """Reasons why it cannot run on this machine."""
-        reasons = []
-        if not torch.cuda.is_available():
-            reasons.append("flex_attention runs on CUDA devices only, torch finds none")
-        if importlib.util.find_spec("triton") is None:
-            reasons.append("flex_attention needs triton: pip install triton")
-        return reasons
-
-    def failures(self) -> list[str]:
-        """The same reasons: torch compiles at the first call."""
-        return self.missing()
+def missing(build: bool = False) -> list[str]:
+    """Reasons why it cannot run on this machine."""
+    reasons = []
+    if not torch.cuda.is_available():
+        reasons.append("flex_attention runs on CUDA devices only, torch finds none")
+    if importlib.util.find_spec("triton") is None:
+        reasons.append("flex_attention needs triton: pip install triton")
+    return reasons
 
 
 @cache
@@ -145,23 +136,3 @@ def flex_attention(
     )
     out = out[..., :dim].transpose(1, 2)  # (B, L, H, D)
     return out if lengths is None else zero_padding(out, lengths)
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    options: AttentionOptions,
-    run: Callable[..., Tensor] | None = None,
-) -> Tensor:
-    """`amago.kernels.attention`, its options as a score and a mask function."""
-    clipped = ClippedSinks(options.sink, options.sink_bias, options.logit_clip)
-    flex = FlexOptions(
-        score_mod=clipped if options.biased or options.logit_clip is not None else None,
-        mask_mod=None if options.window is None else SlidingWindow(options.window, options.sink),
-        scale=options.scale,
-        causal=options.causal,
-        dropout_p=options.dropout_p,
-    )
-    return flex_attention(q, k, v, lengths, flex, run)

@@ -21,7 +21,6 @@ from amago.kernels.attention.options import AttentionOptions, StepOptions
 from amago.kernels.operators import Operator, needs_gradient
 
 MAX_HEAD_DIM = 128
-_MAX_SPAN = (1 << 31) - 1
 
 # Whole sequences
 
@@ -31,14 +30,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *_: object) -> list[str]:
     reasons = triton_runtime.unsupported("q", q)
     if q.shape[-1] > MAX_HEAD_DIM:
         reasons.append(f"it takes heads up to {MAX_HEAD_DIM} wide, q's are {q.shape[-1]}")
-    if q[:1].numel() > _MAX_SPAN or any(_span(x) > _MAX_SPAN for x in (q, k, v)):
-        reasons.append(f"one row, or a head of it, spans more than {_MAX_SPAN} numbers")
     return reasons
-
-
-def _span(x: Tensor) -> int:
-    """Distance of a head's last number from its first in memory."""
-    return (x.shape[1] - 1) * x.stride(1) + (x.shape[3] - 1) * x.stride(3)
 
 
 def _forward(
@@ -67,8 +59,6 @@ def _backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    if _span(grad) > _MAX_SPAN:
-        grad = grad.contiguous()
     kernels = importlib.import_module("amago.kernels.attention.triton_backward")
     result: tuple[Tensor, Tensor, Tensor] = kernels.backward(grad, q, k, v, lengths, seed, out, lse, options)
     return result
@@ -97,7 +87,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: 
     """See `amago.kernels.attention`."""
     seed = None
     if options.dropout_p > 0.0:  # drawn on the device: the host does not synchronise
-        seed = torch.randint(_MAX_SPAN, (1,), device=q.device)
+        seed = torch.randint((1 << 31) - 1, (1,), device=q.device)
     if lengths is not None:
         lengths = lengths.to(device=q.device, dtype=torch.int32).contiguous()
     if options.scale < 0.0:  # the kernels find the largest score before they scale it

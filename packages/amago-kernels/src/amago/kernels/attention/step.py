@@ -9,8 +9,6 @@ Shapes: B rows, W slots of the cache, H heads, D head dimension.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -81,25 +79,6 @@ def _average(weights: Tensor, values: Tensor) -> Tensor:
     return mixed.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(1)
 
 
-def _ignoring_stale_slots(attend: Callable[[], Tensor], cache: RingCache) -> Tensor:
-    """`attend()`, unaffected by NaN or infinities that an earlier episode left in unused slots.
-
-    Unused slots have weight 0, but 0 * inf = NaN. If the output is not finite, these slots are set to 0 and it is
-    computed again; masking them in every product would copy the cache at each step. Not done on a GPU, where the
-    check would synchronise, nor under autograd or torch.compile.
-    """
-    out = attend()
-    if out.device.type != "cpu" or out.requires_grad or torch.compiler.is_compiling():
-        return out
-    # In float16 a sum of large finite numbers can overflow.
-    if math.isfinite(out.sum(dtype=torch.float32).item()):
-        return out
-    unused = torch.arange(cache.window) > cache.lengths.unsqueeze(1)  # (B, W)
-    for x in (cache.keys, cache.values):
-        x.masked_fill_(unused[..., None, None], 0.0)
-    return attend()
-
-
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary embedding (Su et al. 2021, eq. 34): rotates features i and i + D/2 by position * base ** (-2 i / D).
 
@@ -139,17 +118,13 @@ def eager_step(
     sinks = None if sinks is None else sinks.unsqueeze(1)
     scores = bias_and_clip(scores, sinks, options.sink_bias, options.logit_clip)
     weights = masked_softmax(scores, seen.unsqueeze(1))
-    return _ignoring_stale_slots(lambda: _average(weights, cache.values), cache).to(q.dtype)
+    return _average(weights, cache.values).to(q.dtype)
 
 
 def _fused_step(q: Tensor, cache: RingCache, seen: Tensor, scale: float) -> Tensor:
     """torch's fused attention of one query per row to the slots in `seen`, bool broadcastable to (B, H, 1, W)."""
-    query = q.to(cache.keys.dtype)
-
-    def attend() -> Tensor:
-        return fused(query, cache.keys, cache.values, attn_mask=seen, scale=scale)
-
-    return _ignoring_stale_slots(attend, cache).to(q.dtype)  # (B, 1, H, D)
+    out = fused(q.to(cache.keys.dtype), cache.keys, cache.values, attn_mask=seen, scale=scale)
+    return out.to(q.dtype)  # (B, 1, H, D)
 
 
 def sdpa_step(
@@ -172,7 +147,7 @@ def flex_eager_step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: 
     if options.mask_mod is not None:
         seen = seen & step_mask_of(options.mask_mod, q.shape[2], now, slots)
     weights = flex_softmax(scores, seen, 0.0, cache.values.dtype)
-    return _ignoring_stale_slots(lambda: _average(weights, cache.values), cache).to(q.dtype)
+    return _average(weights, cache.values).to(q.dtype)
 
 
 def flex_sdpa_step(q: Tensor, k: Tensor, v: Tensor, cache: RingCache, options: FlexOptions) -> Tensor:

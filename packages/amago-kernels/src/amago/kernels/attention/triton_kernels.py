@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from amago.kernels.attention.options import AttentionOptions
-from amago.kernels.triton_runtime import on_device_of, unit_of
+from amago.kernels.triton_runtime import on_device_of
 
 _SMALLEST_DOT = 16  # rows and columns of Triton's smallest matrix product
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -47,9 +47,9 @@ def stop_of(lengths, row, length):
 
 @triton.jit
 def tile(pointer, position, stride, feature, stride_feature, stop, BOUNDED: tl.constexpr, D: tl.constexpr,
-         W: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+         W: tl.constexpr):  # fmt: skip
     """Positions (M,) of one row and head as (M, W), 0 from `stop` on; unless BOUNDED all lie before it."""
-    at = pointer + position[:, None] * (stride * UNIT) + feature[None, :] * stride_feature
+    at = pointer + position[:, None] * stride + feature[None, :] * stride_feature
     if BOUNDED:
         return tl.load(at, (position < stop)[:, None] & (feature < D)[None, :], 0.0)
     if D < W:
@@ -159,12 +159,12 @@ def _attend(
     query, largest, total, mixed, k, v, seed, row_head, i, j, stop, window, sink, sink_bias, clip, scale, dropout,
     k1, k3, v1, v3,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, W: tl.constexpr, UNIT: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Adds keys j to the softmax of queries i: maximum, sum of exponentials, and weighted values (M, W)."""
     feature = tl.arange(0, W)
-    key = tile(k, j, k1, feature, k3, stop, MASKED, D, W, UNIT)
-    value = tile(v, j, v1, feature, v3, stop, MASKED, D, W, UNIT)
+    key = tile(k, j, k1, feature, k3, stop, MASKED, D, W)
+    value = tile(v, j, v1, feature, v3, stop, MASKED, D, W)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     before = largest
     if MASKED or BIAS or CLIP:
@@ -192,16 +192,15 @@ def _forward(
     q0, q1, q2, q3, k0, k1, k2, k3, v0, v1, v2, v3, out0, out1, out2, out3,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    UNIT: tl.constexpr,
 ):  # fmt: skip
     """Outputs, and base-2 log-sum-exps (B, H, L), inf for fully masked queries."""
     row_head, row, head = row_and_head(blocks, heads)
     first = (blocks - 1 - tl.program_id(0) % blocks) * M  # late queries have the most keys, so they go first
     i, feature = first + tl.arange(0, M), tl.arange(0, W)
     stop = stop_of(lengths, row, length)
-    query = tile(q + (row * q0 + head * q2) * UNIT, i, q1, feature, q3, stop, True, D, W, UNIT)
-    k += (row * k0 + head * k2) * UNIT
-    v += (row * v0 + head * v2) * UNIT
+    query = tile(q + row * q0 + head * q2, i, q1, feature, q3, stop, True, D, W)
+    k += row * k0 + head * k2
+    v += row * v0 + head * v2
     largest = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     mixed = tl.zeros((M, W), tl.float32)
@@ -210,18 +209,18 @@ def _forward(
         largest, total, mixed = _attend(
             query, largest, total, mixed, k, v, seed, row_head, i, at + tl.arange(0, N), stop,
             window, sink, sink_bias, clip, scale, dropout, k1, k3, v1, v3,
-            False, CAUSAL, WINDOW, BIAS, CLIP, PRECISION, D, W, UNIT,
+            False, CAUSAL, WINDOW, BIAS, CLIP, PRECISION, D, W,
         )  # fmt: skip
     for block in range(masked):
         at = masked_keys(block, sinks, start, free, bound, N)
         largest, total, mixed = _attend(
             query, largest, total, mixed, k, v, seed, row_head, i, at + tl.arange(0, N), stop,
             window, sink, sink_bias, clip, scale, dropout, k1, k3, v1, v3,
-            True, CAUSAL, WINDOW, BIAS, CLIP, PRECISION, D, W, UNIT,
+            True, CAUSAL, WINDOW, BIAS, CLIP, PRECISION, D, W,
         )  # fmt: skip
     some = (total > 0.0) & (i < stop)
     mixed = tl.where(some[:, None], mixed / tl.where(some, total, 1.0)[:, None], 0.0)
-    at = out + (row * out0 + head * out2) * UNIT + i[:, None] * (out1 * UNIT) + feature[None, :] * out3
+    at = out + row * out0 + head * out2 + i[:, None] * out1 + feature[None, :] * out3
     tl.store(at, mixed.to(out.dtype.element_ty), (i < length)[:, None] & (feature < D)[None, :])
     logarithm = tl.where(some, largest + tl.log2(tl.where(some, total, 1.0)), float("inf"))
     tl.store(lse + row_head.to(tl.int64) * length + i, logarithm, i < length)
@@ -302,10 +301,9 @@ class Launch:
         return (self.blocks(size), self._heads, self._length, *self._numbers)
 
 
-def in_units(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Strides of tensors (B, L, H, D), all but those of features in units; and the unit."""
-    unit = unit_of(s for x in tensors for s in x.stride()[:3])
-    return [s for x in tensors for s in (*(s // unit for s in x.stride()[:3]), x.stride(3))], unit
+def strides_of(tensors: Sequence[Tensor]) -> list[int]:
+    """The strides of all tensors, one after the other."""
+    return [stride for x in tensors for stride in x.stride()]
 
 
 def forward(
@@ -318,10 +316,10 @@ def forward(
         launch = Launch(q, options)
         shape = forward_shape(launch.kind)
         queries, keys = launch.fitted(shape.queries), launch.fitted(shape.keys)
-        strides, unit = in_units((q, k, v, out))
+        strides = strides_of((q, k, v, out))
         with on_device_of(q):
             _forward[launch.grid(queries)](
                 q, k, v, lengths, seed, out, lse, *launch.numbers(queries), *strides,
-                M=queries, N=keys, UNIT=unit, num_warps=shape.warps, num_stages=shape.stages, **launch.constants,
+                M=queries, N=keys, num_warps=shape.warps, num_stages=shape.stages, **launch.constants,
             )  # fmt: skip
     return out, lse

@@ -20,7 +20,7 @@ from torch import Tensor
 from amago.kernels.attention.cache import RingCache
 from amago.kernels.attention.gpu import groups_of_heads, splits_of_slots
 from amago.kernels.attention.options import StepOptions
-from amago.kernels.triton_runtime import on_device_of, unit_of
+from amago.kernels.triton_runtime import on_device_of
 
 _TILE_BYTES = 8192  # of keys, and as many of values: eight 16-byte loads in flight for each of 128 threads
 _WARPS = 4
@@ -28,16 +28,16 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _new_head(x, row, head, feature, x0, x2, x3, D: tl.constexpr, UNIT: tl.constexpr):
+def _new_head(x, row, head, feature, x0, x2, x3, D: tl.constexpr):
     """This step's features of some heads of a row (G, P), 0 beyond D."""
-    at = x + row * (x0 * UNIT) + head[:, None] * (x2 * UNIT) + feature[None, :] * x3
+    at = x + row * x0 + head[:, None] * x2 + feature[None, :] * x3
     return tl.load(at, (feature < D)[None, :], 0.0).to(tl.float32)
 
 
 @triton.jit
-def _rotated(x, row, head, feature, x0, x2, x3, positions, base, D: tl.constexpr, UNIT: tl.constexpr):
+def _rotated(x, row, head, feature, x0, x2, x3, positions, base, D: tl.constexpr):
     """`_new_head`, rotated if positions are given. Frequencies are computed in float64 and rounded once."""
-    own = _new_head(x, row, head, feature, x0, x2, x3, D, UNIT)
+    own = _new_head(x, row, head, feature, x0, x2, x3, D)
     if positions is not None:
         low = feature < D // 2
         other = tl.where(low, feature + D // 2, feature - D // 2)
@@ -45,7 +45,7 @@ def _rotated(x, row, head, feature, x0, x2, x3, positions, base, D: tl.constexpr
         wide = pair.to(tl.float64)
         exponent = tl.log2(wide * 0.0 + base) * wide * (-2.0 / D)
         angle = tl.load(positions + row).to(tl.float32) * tl.exp2(exponent).to(tl.float32)
-        at = x + row * (x0 * UNIT) + head[:, None] * (x2 * UNIT) + other[None, :] * x3
+        at = x + row * x0 + head[:, None] * x2 + other[None, :] * x3
         partner = tl.load(at, (feature < D)[None, :], 0.0).to(tl.float32)
         sine = tl.where(low, -tl.sin(angle), tl.sin(angle))
         own = own * tl.cos(angle)[None, :] + partner * sine[None, :]
@@ -73,11 +73,11 @@ def _joined(largest, total, mixed):
 @triton.jit
 def _new_slot(
     query, k, v, key_at, value_at, row, head, feature, k0, k2, k3, v0, v2, v3, positions, base,
-    D: tl.constexpr, NEW_UNIT: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     """Writes this step's keys and values (G, P) to the cache; returns products with queries (G) and the values."""
-    key = _rotated(k, row, head, feature, k0, k2, k3, positions, base, D, NEW_UNIT)
-    value = _new_head(v, row, head, feature, v0, v2, v3, D, NEW_UNIT)
+    key = _rotated(k, row, head, feature, k0, k2, k3, positions, base, D)
+    value = _new_head(v, row, head, feature, v0, v2, v3, D)
     key, value = key.to(key_at.dtype.element_ty), value.to(value_at.dtype.element_ty)
     real = (feature < D)[None, :]
     tl.store(key_at, key, real)
@@ -113,17 +113,16 @@ def _ring(
     keys0, keys1, keys2, keys3, values0, values1, values2, values3,
     WINDOW: tl.constexpr, BIAS: tl.constexpr, CLIP: tl.constexpr, SPLIT: tl.constexpr,
     S: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
-    NEW_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Outputs (B, H, D); or for each split of the slots the maximum, sum (B, H, splits) and weighted values."""
     split, group = tl.program_id(0) % splits, tl.program_id(0) // splits
     row, first_head = (group // (heads // G)).to(tl.int64), group % (heads // G) * G
     head, feature, lane = first_head + tl.arange(0, G), tl.arange(0, P), tl.arange(0, S)
     head = head.to(tl.int64)
-    length = tl.maximum(tl.load(lengths + row), 0)  # a negative length would be a slot outside the ring
+    length = tl.load(lengths + row)
     current, now = (length % size).to(tl.int32), tl.minimum(length, size - 1).to(tl.int32)
     oldest = (current - now + size) % size  # slot of position 0
-    query = _rotated(q, row, head, feature, q0, q2, q3, positions, base, D, NEW_UNIT) * scale
+    query = _rotated(q, row, head, feature, q0, q2, q3, positions, base, D) * scale
 
     # Positions 0 to `sinks` and `start` to `now` are visible; split 0 has the new one, which is not read.
     start, sinks = current * 0, current * 0
@@ -137,14 +136,14 @@ def _ring(
     largest = tl.full((S, G), float("-inf"), tl.float32)
     total = tl.zeros((S, G), tl.float32)
     mixed = tl.zeros((S, G, P), tl.float32)
-    keys_of, values_of = keys + row * (keys0 * UNIT), values + row * (values0 * UNIT)
-    at_key = head[:, None] * (keys2 * UNIT) + feature[None, :] * keys3
-    at_value = head[:, None] * (values2 * UNIT) + feature[None, :] * values3
+    keys_of, values_of = keys + row * keys0, values + row * values0
+    at_key = head[:, None] * keys2 + feature[None, :] * keys3
+    at_value = head[:, None] * values2 + feature[None, :] * values3
     if split == 0:
-        key_at = keys_of + current.to(tl.int64) * (keys1 * UNIT) + at_key
-        value_at = values_of + current.to(tl.int64) * (values1 * UNIT) + at_value
+        key_at = keys_of + current.to(tl.int64) * keys1 + at_key
+        value_at = values_of + current.to(tl.int64) * values1 + at_value
         score, value = _new_slot(
-            query, k, v, key_at, value_at, row, head, feature, k0, k2, k3, v0, v2, v3, positions, base, D, NEW_UNIT
+            query, k, v, key_at, value_at, row, head, feature, k0, k2, k3, v0, v2, v3, positions, base, D
         )  # fmt: skip
         score = _bounded(score[None, :], lane * 0 + now < sink, sink_bias, clip, BIAS, CLIP)
         new = (lane == 0)[:, None]
@@ -157,10 +156,8 @@ def _ring(
         position, slot = _slots(index, oldest, start, sinks, size, WINDOW)
         seen = index < end
         real = seen[:, None, None] & (feature < D)[None, None, :]
-        key = tl.load(keys_of + (slot * (keys1 * UNIT))[:, None, None] + at_key[None, :, :], real, 0.0)
-        value = tl.load(
-            values_of + (slot * (values1 * UNIT))[:, None, None] + at_value[None, :, :], real, 0.0
-        )
+        key = tl.load(keys_of + (slot * keys1)[:, None, None] + at_key[None, :, :], real, 0.0)
+        value = tl.load(values_of + (slot * values1)[:, None, None] + at_value[None, :, :], real, 0.0)
         score = tl.sum(key.to(tl.float32) * query[None, :, :], axis=2)
         score = _bounded(score, position < sink, sink_bias, clip, BIAS, CLIP)
         score = tl.where(seen[:, None], score, float("-inf"))
@@ -221,18 +218,15 @@ def step(
     if splits > 1:
         shape = (rows, heads, splits)
         parts = tuple(out.new_empty(s, dtype=torch.float32) for s in (shape, shape, (*shape, dim)))
-    new_unit = unit_of(x for t in (q, k, v) for x in t.stride()[:2])
-    unit = unit_of(x for t in (keys, values) for x in t.stride()[:3])
-    new = [s for t in (q, k, v) for s in (t.stride(0) // new_unit, t.stride(1) // new_unit, t.stride(2))]
-    ring = [s for t in (keys, values) for s in (*(x // unit for x in t.stride()[:3]), t.stride(3))]
+    strides = [stride for x in (q, k, v, keys, values) for stride in x.stride()]
     with on_device_of(q):
         _ring[(programs * splits,)](
             q, k, v, keys, values, cache.lengths, positions, out, *parts,
             heads, size, splits, 0 if options.window is None else min(options.window, size),
             min(options.sink, size), options.sink_bias, options.logit_clip or 0.0, options.scale,
-            options.rotary_base or 0.0, *new, *ring,
+            options.rotary_base or 0.0, *strides,
             WINDOW=options.window is not None, BIAS=options.biased, CLIP=options.logit_clip is not None,
-            SPLIT=splits > 1, S=slots, G=group, D=dim, P=width, NEW_UNIT=new_unit, UNIT=unit,
+            SPLIT=splits > 1, S=slots, G=group, D=dim, P=width,
             num_warps=_WARPS,
         )  # fmt: skip
         if splits > 1:

@@ -1,7 +1,4 @@
-// Loops over the rows of strided tensors that share their leading axes, multithreaded.
-//
-// A tensor is passed as its address and its strides, in numbers (not bytes), one for each leading axis and, if it
-// has one, for the axis within the row. Broadcast axes have stride 0, so nothing is copied.
+// Strided tensors as arguments, and loops over rows in several threads.
 #pragma once
 
 #include <omp.h>
@@ -14,52 +11,8 @@
 namespace amago {
 
 using Sizes = std::vector<int64_t>;
-// Address and strides; the address is 0 for a tensor that is not given.
+// Address of a tensor and its strides in numbers (not bytes); the address is 0 for a tensor that is not given.
 using Operand = std::pair<uintptr_t, Sizes>;
-
-inline int64_t product(const Sizes& sizes) {
-    int64_t rows = 1;
-    for (int64_t size : sizes) rows *= size;
-    return rows;
-}
-
-// Offsets of one row in each of COUNT tensors, advanced from row to row without divisions.
-template <int COUNT>
-class RowOffsets {
-public:
-    RowOffsets(const Sizes& sizes, const Operand* const (&operands)[COUNT], int64_t row)
-        : sizes_(sizes), index_(sizes.size()) {
-        for (int k = 0; k < COUNT; ++k) {
-            strides_[k] = operands[k]->first ? operands[k]->second.data() : nullptr;
-            offset_[k] = 0;
-        }
-        for (int axis = static_cast<int>(sizes.size()) - 1; axis >= 0; --axis) {
-            index_[axis] = row % sizes[axis];
-            row /= sizes[axis];
-            for (int k = 0; k < COUNT; ++k)
-                if (strides_[k]) offset_[k] += index_[axis] * strides_[k][axis];
-        }
-    }
-
-    int64_t operator[](int k) const { return offset_[k]; }
-
-    void next() {
-        for (int axis = static_cast<int>(sizes_.size()) - 1; axis >= 0; --axis) {
-            const bool carry = ++index_[axis] == sizes_[axis];
-            const int64_t steps = carry ? 1 - sizes_[axis] : 1;
-            for (int k = 0; k < COUNT; ++k)
-                if (strides_[k]) offset_[k] += steps * strides_[k][axis];
-            if (!carry) return;
-            index_[axis] = 0;
-        }
-    }
-
-private:
-    const Sizes& sizes_;
-    std::vector<int64_t> index_;
-    const int64_t* strides_[COUNT];
-    int64_t offset_[COUNT];
-};
 
 // Calls work(begin, end) on equal shares of the rows in up to `threads` threads, which are torch's own: the process
 // has one OpenMP library. Small work stays in one thread.

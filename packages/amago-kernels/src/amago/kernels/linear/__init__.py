@@ -18,7 +18,7 @@ __all__ = ["linear"]
 register(
     "linear",
     [
-        Implementation(Backend.ONEDNN, onednn.linear, onednn.unsupported, onednn.OneDnn()),
+        Implementation(Backend.ONEDNN, onednn.linear, onednn.unsupported, onednn.missing),
         Implementation(Backend.EAGER, reference.linear),
     ],
 )

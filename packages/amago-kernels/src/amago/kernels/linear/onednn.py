@@ -51,16 +51,9 @@ def unsupported(x: Tensor, weight: Tensor, *_: object) -> list[str]:
     return reasons
 
 
-class OneDnn:
-    """The requirement of the backend."""
-
-    def missing(self) -> list[str]:
-        """Reasons why it cannot run here."""
-        return [] if torch.backends.mkldnn.is_available() else ["this torch was built without oneDNN"]
-
-    def failures(self) -> list[str]:
-        """The same reasons: nothing has to be built."""
-        return self.missing()
+def missing(build: bool = False) -> list[str]:
+    """Reasons why it cannot run on this machine."""
+    return [] if torch.backends.mkldnn.is_available() else ["this torch was built without oneDNN"]
 
 
 def faster_than_blas(x: Tensor, weight: Tensor) -> bool:

@@ -10,13 +10,13 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from amago.kernels import triton_runtime
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import SELECTIVE_SCAN
 from amago.kernels.operators import require_tensors
 from amago.kernels.precision import full_precision
-from amago.kernels.scan import chunked, gpu, mamba_ssm, native, reference
+from amago.kernels.scan import chunked, gpu, native, reference
 from amago.kernels.scan.inputs import ScanInputs
-from amago.kernels.triton_runtime import Triton
 
 __all__ = ["selective_scan", "selective_scan_step"]
 
@@ -24,9 +24,8 @@ __all__ = ["selective_scan", "selective_scan_step"]
 register(
     "selective_scan",
     [
-        Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN),
-        Implementation(Backend.MAMBA_SSM, mamba_ssm.scan, mamba_ssm.scan_unsupported, mamba_ssm.MambaSsm()),
-        Implementation(Backend.TRITON, gpu.scan, gpu.unsupported, Triton()),
+        Implementation(Backend.CPP, native.scan, native.unsupported, SELECTIVE_SCAN.missing),
+        Implementation(Backend.TRITON, gpu.scan, gpu.unsupported, triton_runtime.missing),
         Implementation(Backend.TORCH, chunked.scan),
         Implementation(Backend.EAGER, reference.scan),
     ],
@@ -34,9 +33,8 @@ register(
 register(
     "selective_scan_step",
     [
-        Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN),
-        Implementation(Backend.MAMBA_SSM, mamba_ssm.step, mamba_ssm.step_unsupported, mamba_ssm.MambaSsm()),
-        Implementation(Backend.TRITON, gpu.step, gpu.unsupported, Triton()),
+        Implementation(Backend.CPP, native.step, native.step_unsupported, SELECTIVE_SCAN.missing),
+        Implementation(Backend.TRITON, gpu.step, gpu.unsupported, triton_runtime.missing),
         Implementation(Backend.TORCH, chunked.step, chunked.step_unsupported),
         Implementation(Backend.EAGER, reference.step),
     ],
@@ -147,7 +145,7 @@ def selective_scan(
         delta_softplus: softplus makes `delta` positive.
         initial_state: h_0 (B, d, n), zeros by default.
         return_last_state: also return h_L (B, d, n).
-        backend: "eager", "torch", "cpp", "triton", "mamba_ssm", or None / "auto" for the first that can run the
+        backend: "eager", "torch", "cpp", "triton", or None / "auto" for the first that can run the
             call: "cpp" on a CPU, "triton" on CUDA.
 
     Returns:
@@ -217,8 +215,8 @@ def selective_scan_step(
         B, C: (B, n).
         D, delta_bias: (d,).
         delta_softplus: softplus makes `delta` positive.
-        backend: "eager", "triton", "torch", "cpp" and "mamba_ssm" (these three without gradients), or None /
-            "auto" for the first that can run it.
+        backend: "eager", "triton", "torch" and "cpp" (these two without gradients), or None / "auto" for the
+            first that can run it.
 
     Returns:
         y_t (B, d) in the dtype of u, and h_t (B, d, n).

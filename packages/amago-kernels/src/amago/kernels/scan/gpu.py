@@ -17,7 +17,6 @@ from amago.kernels.scan.inputs import ScanInputs
 from amago.kernels.scan.native import SCAN_ARGUMENTS
 
 MAX_STATES = 256
-_MAX_SPAN = (1 << 31) - 1
 
 
 def _kernels() -> Any:
@@ -35,14 +34,7 @@ def unsupported(inputs: ScanInputs, *_: object) -> list[str]:
         reasons.append("Triton's interpreter computes wrongly in bfloat16")
     if inputs.A.shape[1] > MAX_STATES:
         reasons.append(f"it takes at most {MAX_STATES} states per channel, got {inputs.A.shape[1]}")
-    if any(_span(x) > _MAX_SPAN for x in tensors):
-        reasons.append(f"a tensor spans more than {_MAX_SPAN} numbers")
     return reasons
-
-
-def _span(x: Tensor) -> int:
-    """Distance of the last number from the first in memory."""
-    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _forward(*arguments: Any) -> Any:

@@ -1,6 +1,6 @@
 """Critics that classify returns into bins: cross-entropy straight from scalar targets, and expected values.
 
-- `bins`: the support. `reference`: dense labels. `torch_ops`: torch without labels. `native`: C++ on the CPU.
+- `bins`: the support. `reference`: dense labels, in torch. `native`: C++ on the CPU.
 - `gpu`: operators for the GPU kernels, which are in `triton_kernels` and `cuda_kernels`.
 
 Shapes: n bins, other leading axes are free.
@@ -8,16 +8,14 @@ Shapes: n bins, other leading axes are free.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from amago.kernels.backends import Backend, Implementation, choose, register
 from amago.kernels.native import TWO_HOT, TWO_HOT_CUDA
 from amago.kernels.operators import require_tensors
-from amago.kernels.triton_runtime import Triton
-from amago.kernels.two_hot import gpu, native, reference, torch_ops
+from amago.kernels.triton_runtime import missing as needs_triton
+from amago.kernels.two_hot import gpu, native, reference
 from amago.kernels.two_hot.bins import Bins
 
 __all__ = ["Bins", "hl_gauss_cross_entropy", "two_hot_cross_entropy", "two_hot_mean"]
@@ -33,10 +31,9 @@ for _name, _function in (
     register(
         _name,
         [
-            Implementation(Backend.CPP, getattr(native, _function), native.unsupported, TWO_HOT),
-            Implementation(Backend.TRITON, getattr(_triton, _function), _triton.unsupported, Triton()),
-            Implementation(Backend.CUDA, getattr(_cuda, _function), _cuda.unsupported, TWO_HOT_CUDA),
-            Implementation(Backend.TORCH, getattr(torch_ops, _function)),
+            Implementation(Backend.CPP, getattr(native, _function), native.unsupported, TWO_HOT.missing),
+            Implementation(Backend.TRITON, getattr(_triton, _function), _triton.unsupported, needs_triton),
+            Implementation(Backend.CUDA, getattr(_cuda, _function), _cuda.unsupported, TWO_HOT_CUDA.missing),
             Implementation(Backend.EAGER, getattr(reference, _function)),
         ],
     )
@@ -108,7 +105,7 @@ def two_hot_cross_entropy(
         mask: bool, broadcastable to (...). Where false, loss and gradient are 0, whatever logits and target
             hold.
         weight: floats, broadcastable to (...), that multiply the loss.
-        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run
+        backend: "cpp", "triton", "cuda", "eager", or None / "auto" for the first that can run
             the call: "cpp" on a CPU, "triton" on CUDA.
 
     Returns:
@@ -120,13 +117,8 @@ def two_hot_cross_entropy(
         RuntimeError: if the requested backend cannot run the call.
     """
     _check_loss(logits, target, bins, mask, weight)
-    return _cross_entropy("two_hot_cross_entropy", backend, logits, target, bins, mask, weight, None)
-
-
-def _cross_entropy(operation: str, backend: str | Backend | None, logits: Tensor, *arguments: Any) -> Tensor:
-    """The loss by the chosen backend."""
-    run = choose(operation, backend, logits.device, logits, *arguments).run
-    loss: Tensor = run(logits, *arguments)
+    arguments = (logits, target, bins, mask, weight, None)
+    loss: Tensor = choose("two_hot_cross_entropy", backend, logits.device, *arguments).run(*arguments)
     return loss
 
 
@@ -160,7 +152,9 @@ def hl_gauss_cross_entropy(
     _check_loss(logits, target, bins, mask, weight)
     if not 1e-6 <= sigma <= 1e6:  # beyond, float32 has no digits left for the labels
         raise ValueError(f"sigma must be a positive number of bin widths, from 1e-6 to 1e6, got {sigma}")
-    return _cross_entropy("hl_gauss_cross_entropy", backend, logits, target, bins, mask, weight, float(sigma))
+    arguments = (logits, target, bins, mask, weight, float(sigma))
+    loss: Tensor = choose("hl_gauss_cross_entropy", backend, logits.device, *arguments).run(*arguments)
+    return loss
 
 
 def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = None) -> Tensor:
@@ -169,7 +163,7 @@ def two_hot_mean(logits: Tensor, bins: Bins, *, backend: str | Backend | None = 
     Args:
         logits: (..., n).
         bins: the support.
-        backend: "cpp", "triton", "cuda", "torch", "eager", or None / "auto" for the first that can run
+        backend: "cpp", "triton", "cuda", "eager", or None / "auto" for the first that can run
             the call: "cpp" on a CPU, "triton" on CUDA.
 
     Returns:

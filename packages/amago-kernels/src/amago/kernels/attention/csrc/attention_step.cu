@@ -71,7 +71,6 @@ struct Seen {
     int now, current, oldest, start, sinks;
 
     __device__ Seen(const StepCall& call, int64_t length) {
-        length = length < 0 ? 0 : length;  // a negative one would be a slot outside the ring
         now = static_cast<int>(length < call.size - 1 ? length : call.size - 1);
         current = static_cast<int>(length % call.size);
         oldest = (current - now + call.size) % call.size;

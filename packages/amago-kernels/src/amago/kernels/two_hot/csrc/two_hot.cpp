@@ -3,7 +3,8 @@
 //
 // A row is n logits x. Its label is zero outside a window of w neighbouring bins from `first` on. The forward pass
 // saves the row's maximum and 1 / sum_j exp(x_j - max), from which the softmax is recomputed; the log-sum-exp would
-// lose all digits for logits of 1e4.
+// lose all digits for logits of 1e4. Tensors are contiguous: logits and their gradient (rows, n), labels (rows, w), the
+// saved numbers (rows, 2), all others (rows,); address 0 stands for a mask or weight that is not given.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -16,44 +17,40 @@
 
 namespace {
 
-using amago::Operand;
 using amago::parallel_rows;
-using amago::RowOffsets;
-using amago::Sizes;
+
+// The address of a tensor's first number.
+using Address = uintptr_t;
 
 template <class T>
-T* address(const Operand& operand) {
-    return reinterpret_cast<T*>(operand.first);
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
 }
 
 // A row in the accumulation dtype: the row itself if it has that dtype, else a copy in `scratch`.
 template <class T, class A>
-const A* read_row(const T* row, int64_t stride, int64_t n, A* scratch) {
-    if constexpr (std::is_same_v<T, A>)
-        if (stride == 1) return row;
-    if (stride == 1)
+const A* read_row(const T* row, int64_t n, A* scratch) {
+    if constexpr (std::is_same_v<T, A>) {
+        return row;
+    } else {
         for (int64_t j = 0; j < n; ++j) scratch[j] = amago::load(row[j]);
-    else
-        for (int64_t j = 0; j < n; ++j) scratch[j] = amago::load(row[j * stride]);
-    return scratch;
+        return scratch;
+    }
 }
 
 // Memory to compute a row in before write_row stores it: the row itself if possible.
 template <class T, class A>
-A* row_to_write(T* row, int64_t stride, A* scratch) {
+A* row_to_write(T* row, A* scratch) {
     if constexpr (std::is_same_v<T, A>)
-        if (stride == 1) return row;
-    return scratch;
+        return row;
+    else
+        return scratch;
 }
 
 template <class T, class A>
-void write_row(const A* values, T* row, int64_t stride, int64_t n) {
-    if constexpr (std::is_same_v<T, A>)
-        if (values == row) return;
-    if (stride == 1)
+void write_row(const A* values, T* row, int64_t n) {
+    if constexpr (!std::is_same_v<T, A>)
         for (int64_t j = 0; j < n; ++j) amago::store(row[j], values[j]);
-    else
-        for (int64_t j = 0; j < n; ++j) amago::store(row[j * stride], values[j]);
 }
 
 template <class A>
@@ -84,29 +81,27 @@ void fill(A* row, A value, int64_t n) {
 
 // loss = weight * (log sum_j exp x_j - sum_k label_k x_{first + k}); 0 where the mask is false.
 template <class T>
-void cross_entropy(const Sizes& sizes, int64_t n, int64_t window, const Operand& logits, const Operand& first,
-                   const Operand& label, const Operand& mask, const Operand& weight, const Operand& loss,
-                   const Operand& statistics, int threads) {
+void cross_entropy(int64_t rows, int64_t n, int64_t window, Address logits, Address first,
+                   Address label, Address mask, Address weight, Address loss,
+                   Address statistics, int threads) {
     using A = typename amago::Accumulate<T>::type;
-    const int64_t stride = logits.second.back(), label_stride = label.second.back();
-    parallel_rows(amago::product(sizes), n, threads, [&](int64_t begin, int64_t end) {
+    parallel_rows(rows, n, threads, [&](int64_t begin, int64_t end) {
         std::vector<A> scratch(n);
-        RowOffsets<5> at(sizes, {&logits, &first, &label, &mask, &weight}, begin);
-        A* losses = address<A>(loss);
-        auto* softmax = address<Softmax<A>>(statistics);
-        for (int64_t row = begin; row < end; ++row, at.next()) {
-            if (mask.first && !address<const bool>(mask)[at[3]]) {
+        A* losses = at<A>(loss);
+        auto* softmax = at<Softmax<A>>(statistics);
+        for (int64_t row = begin; row < end; ++row) {
+            if (mask && !at<const bool>(mask)[row]) {
                 losses[row] = 0;
                 softmax[row] = {0, 0};
                 continue;
             }
-            const A* x = read_row(address<const T>(logits) + at[0], stride, n, scratch.data());
+            const A* x = read_row(at<const T>(logits) + row * n, n, scratch.data());
             const A max = greatest(x, n), sum = sum_of_exp(x, max, n);
-            const A* labels = address<const A>(label) + at[2];
-            const A* likely = x + address<const int64_t>(first)[at[1]];
+            const A* labels = at<const A>(label) + row * window;
+            const A* likely = x + at<const int64_t>(first)[row];
             A value = std::log(sum);
-            for (int64_t k = 0; k < window; ++k) value -= labels[k * label_stride] * (likely[k] - max);
-            if (weight.first) value *= address<const A>(weight)[at[4]];
+            for (int64_t k = 0; k < window; ++k) value -= labels[k] * (likely[k] - max);
+            if (weight) value *= at<const A>(weight)[row];
             losses[row] = value;
             softmax[row] = {max, A{1} / sum};
         }
@@ -115,54 +110,49 @@ void cross_entropy(const Sizes& sizes, int64_t n, int64_t window, const Operand&
 
 // d loss / d x_j = weight * (softmax_j - label_j), times the gradient of the loss; 0 where the mask is false.
 template <class T>
-void cross_entropy_gradient(const Sizes& sizes, int64_t n, int64_t window, const Operand& logits,
-                            const Operand& first, const Operand& label, const Operand& mask,
-                            const Operand& weight, const Operand& statistics, const Operand& incoming,
-                            const Operand& gradient, int threads) {
+void cross_entropy_gradient(int64_t rows, int64_t n, int64_t window, Address logits,
+                            Address first, Address label, Address mask,
+                            Address weight, Address statistics, Address incoming,
+                            Address gradient, int threads) {
     using A = typename amago::Accumulate<T>::type;
-    const int64_t stride = logits.second.back(), label_stride = label.second.back();
-    const int64_t out_stride = gradient.second.back();
-    parallel_rows(amago::product(sizes), n, threads, [&](int64_t begin, int64_t end) {
+    parallel_rows(rows, n, threads, [&](int64_t begin, int64_t end) {
         std::vector<A> scratch(n), result(n);
-        RowOffsets<7> at(sizes, {&logits, &first, &label, &mask, &weight, &incoming, &gradient}, begin);
-        const auto* softmax = address<const Softmax<A>>(statistics);
-        for (int64_t row = begin; row < end; ++row, at.next()) {
-            T* place = address<T>(gradient) + at[6];
-            A* out = row_to_write(place, out_stride, result.data());
-            if (mask.first && !address<const bool>(mask)[at[3]]) {
+        const auto* softmax = at<const Softmax<A>>(statistics);
+        for (int64_t row = begin; row < end; ++row) {
+            T* place = at<T>(gradient) + row * n;
+            A* out = row_to_write(place, result.data());
+            if (mask && !at<const bool>(mask)[row]) {
                 fill(out, A{0}, n);
-                write_row(out, place, out_stride, n);
+                write_row(out, place, n);
                 continue;
             }
-            A scale = address<const A>(incoming)[at[5]];
-            if (weight.first) scale *= address<const A>(weight)[at[4]];
-            const A* labels = address<const A>(label) + at[2];
+            A scale = at<const A>(incoming)[row];
+            if (weight) scale *= at<const A>(weight)[row];
+            const A* labels = at<const A>(label) + row * window;
             // A NaN label makes the whole row NaN, as a dense vector of labels would.
             for (int64_t k = 0; k < window; ++k)
-                if (labels[k * label_stride] != labels[k * label_stride]) scale = labels[k * label_stride];
-            const A* x = read_row(address<const T>(logits) + at[0], stride, n, scratch.data());
+                if (labels[k] != labels[k]) scale = labels[k];
+            const A* x = read_row(at<const T>(logits) + row * n, n, scratch.data());
             const A max = softmax[row].max, factor = softmax[row].inverse_sum * scale;
 #pragma omp simd
             for (int64_t j = 0; j < n; ++j) out[j] = amago::vexp(x[j] - max) * factor;
-            A* likely = out + address<const int64_t>(first)[at[1]];
-            for (int64_t k = 0; k < window; ++k) likely[k] -= scale * labels[k * label_stride];
-            write_row(out, place, out_stride, n);
+            A* likely = out + at<const int64_t>(first)[row];
+            for (int64_t k = 0; k < window; ++k) likely[k] -= scale * labels[k];
+            write_row(out, place, n);
         }
     });
 }
 
 // mean = sum_j softmax_j value_j.
 template <class T>
-void mean(const Sizes& sizes, int64_t n, const Operand& logits, const Operand& points, const Operand& means,
-          const Operand& statistics, int threads) {
+void mean(int64_t rows, int64_t n, Address logits, Address points, Address means,
+          Address statistics, int threads) {
     using A = typename amago::Accumulate<T>::type;
-    const int64_t stride = logits.second.back();
-    parallel_rows(amago::product(sizes), n, threads, [&](int64_t begin, int64_t end) {
+    parallel_rows(rows, n, threads, [&](int64_t begin, int64_t end) {
         std::vector<A> scratch(n);
-        RowOffsets<1> at(sizes, {&logits}, begin);
-        const A* value = address<const A>(points);
-        for (int64_t row = begin; row < end; ++row, at.next()) {
-            const A* x = read_row(address<const T>(logits) + at[0], stride, n, scratch.data());
+        const A* value = at<const A>(points);
+        for (int64_t row = begin; row < end; ++row) {
+            const A* x = read_row(at<const T>(logits) + row * n, n, scratch.data());
             const A max = greatest(x, n);
             A sum = 0, weighted = 0;
 #pragma omp simd reduction(+ : sum, weighted)
@@ -171,34 +161,32 @@ void mean(const Sizes& sizes, int64_t n, const Operand& logits, const Operand& p
                 sum += p;
                 weighted += p * value[j];
             }
-            address<A>(means)[row] = weighted / sum;
-            address<Softmax<A>>(statistics)[row] = {max, A{1} / sum};
+            at<A>(means)[row] = weighted / sum;
+            at<Softmax<A>>(statistics)[row] = {max, A{1} / sum};
         }
     });
 }
 
 // d mean / d x_j = softmax_j (value_j - mean), times the gradient of the mean.
 template <class T>
-void mean_gradient(const Sizes& sizes, int64_t n, const Operand& logits, const Operand& points,
-                   const Operand& means, const Operand& statistics, const Operand& incoming,
-                   const Operand& gradient, int threads) {
+void mean_gradient(int64_t rows, int64_t n, Address logits, Address points,
+                   Address means, Address statistics, Address incoming,
+                   Address gradient, int threads) {
     using A = typename amago::Accumulate<T>::type;
-    const int64_t stride = logits.second.back(), out_stride = gradient.second.back();
-    parallel_rows(amago::product(sizes), n, threads, [&](int64_t begin, int64_t end) {
+    parallel_rows(rows, n, threads, [&](int64_t begin, int64_t end) {
         std::vector<A> scratch(n), result(n);
-        RowOffsets<3> at(sizes, {&logits, &incoming, &gradient}, begin);
-        const A* value = address<const A>(points);
-        for (int64_t row = begin; row < end; ++row, at.next()) {
-            T* place = address<T>(gradient) + at[2];
-            A* out = row_to_write(place, out_stride, result.data());
-            const A* x = read_row(address<const T>(logits) + at[0], stride, n, scratch.data());
-            const auto& softmax = address<const Softmax<A>>(statistics)[row];
-            const A centre = address<const A>(means)[row];
-            const A factor = softmax.inverse_sum * address<const A>(incoming)[at[1]];
+        const A* value = at<const A>(points);
+        for (int64_t row = begin; row < end; ++row) {
+            T* place = at<T>(gradient) + row * n;
+            A* out = row_to_write(place, result.data());
+            const A* x = read_row(at<const T>(logits) + row * n, n, scratch.data());
+            const auto& softmax = at<const Softmax<A>>(statistics)[row];
+            const A centre = at<const A>(means)[row];
+            const A factor = softmax.inverse_sum * at<const A>(incoming)[row];
 #pragma omp simd
             for (int64_t j = 0; j < n; ++j)
                 out[j] = amago::vexp(x[j] - softmax.max) * factor * (value[j] - centre);
-            write_row(out, place, out_stride, n);
+            write_row(out, place, n);
         }
     });
 }
@@ -224,35 +212,35 @@ PYBIND11_MODULE(amago_two_hot, m) {
     const auto released = py::call_guard<py::gil_scoped_release>();
     m.def(
         "cross_entropy",
-        [](const std::string& dtype, const Sizes& sizes, int64_t n, int64_t window, const Operand& logits,
-           const Operand& first, const Operand& label, const Operand& mask, const Operand& weight,
-           const Operand& loss, const Operand& statistics, int threads) {
-            AMAGO_DISPATCH(dtype, cross_entropy, sizes, n, window, logits, first, label, mask, weight, loss,
+        [](const std::string& dtype, int64_t rows, int64_t n, int64_t window, Address logits,
+           Address first, Address label, Address mask, Address weight,
+           Address loss, Address statistics, int threads) {
+            AMAGO_DISPATCH(dtype, cross_entropy, rows, n, window, logits, first, label, mask, weight, loss,
                            statistics, threads);
         },
         released);
     m.def(
         "cross_entropy_gradient",
-        [](const std::string& dtype, const Sizes& sizes, int64_t n, int64_t window, const Operand& logits,
-           const Operand& first, const Operand& label, const Operand& mask, const Operand& weight,
-           const Operand& statistics, const Operand& incoming, const Operand& gradient, int threads) {
-            AMAGO_DISPATCH(dtype, cross_entropy_gradient, sizes, n, window, logits, first, label, mask, weight,
+        [](const std::string& dtype, int64_t rows, int64_t n, int64_t window, Address logits,
+           Address first, Address label, Address mask, Address weight,
+           Address statistics, Address incoming, Address gradient, int threads) {
+            AMAGO_DISPATCH(dtype, cross_entropy_gradient, rows, n, window, logits, first, label, mask, weight,
                            statistics, incoming, gradient, threads);
         },
         released);
     m.def(
         "mean",
-        [](const std::string& dtype, const Sizes& sizes, int64_t n, const Operand& logits, const Operand& points,
-           const Operand& means, const Operand& statistics, int threads) {
-            AMAGO_DISPATCH(dtype, mean, sizes, n, logits, points, means, statistics, threads);
+        [](const std::string& dtype, int64_t rows, int64_t n, Address logits, Address points,
+           Address means, Address statistics, int threads) {
+            AMAGO_DISPATCH(dtype, mean, rows, n, logits, points, means, statistics, threads);
         },
         released);
     m.def(
         "mean_gradient",
-        [](const std::string& dtype, const Sizes& sizes, int64_t n, const Operand& logits, const Operand& points,
-           const Operand& means, const Operand& statistics, const Operand& incoming, const Operand& gradient,
+        [](const std::string& dtype, int64_t rows, int64_t n, Address logits, Address points,
+           Address means, Address statistics, Address incoming, Address gradient,
            int threads) {
-            AMAGO_DISPATCH(dtype, mean_gradient, sizes, n, logits, points, means, statistics, incoming, gradient,
+            AMAGO_DISPATCH(dtype, mean_gradient, rows, n, logits, points, means, statistics, incoming, gradient,
                            threads);
         },
         released);

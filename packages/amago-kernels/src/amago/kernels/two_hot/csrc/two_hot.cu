@@ -1,6 +1,6 @@
 // Losses and means of classifying critics on a GPU: a row of logits is read once, a row of gradients written once.
 //
-// A warp computes 32 rows. First each lane reads offset, target, mask and weight of one row; then LANES lanes share a
+// A warp computes 32 rows. First each lane reads target, mask and weight of one row; then LANES lanes share a
 // row, each with K groups of VEC neighbouring logits x in registers, and pass the sums to the row's lane. In half
 // precision a pass is limited by arithmetic as much as by memory, and per-row work in every lane would take longer
 // than reading the row. Several rows are in flight, to hide memory latency. Labels are computed from the scalar
@@ -21,27 +21,24 @@ constexpr bool kLoss = TASK == Task::loss || TASK == Task::loss_gradient;
 template <Task TASK>
 constexpr bool kGradient = TASK == Task::loss_gradient || TASK == Task::mean_gradient;
 
-// A row in its lane: whether it exists, whether it is unmasked, the offset of its logits, the position of its target in
-// units of bins, and the factor of its loss or gradient.
+// A row in its lane: whether it exists, whether it is unmasked, the position of its target in units of bins, and the
+// factor of its loss or gradient.
 struct Row {
     bool inside, live;
-    int64_t from;
     float position, scale;
 
     template <Task TASK>
     __device__ static Row of(const Call& call, int64_t row) {
-        Row it{row < call.rows.rows, row < call.rows.rows, 0, 0.0f, 1.0f};
-        if (kLoss<TASK> && it.live && call.mask.address)
-            it.live = address<const bool>(call.mask)[place(call.rows, call.mask, row)];
+        Row it{row < call.rows, row < call.rows, 0.0f, 1.0f};
+        if (kLoss<TASK> && it.live && call.mask) it.live = address<const bool>(call.mask)[row];
         if (!it.live) {
             it.scale = 0.0f;
             return it;
         }
-        it.from = place(call.rows, call.logits, row);
-        if (kGradient<TASK>) it.scale = read(call.rows, call.incoming, row);
+        if (kGradient<TASK>) it.scale = address<const float>(call.incoming)[row];
         if (kLoss<TASK>) {
-            it.position = amago::position(read(call.rows, call.target, row), call.support);
-            if (call.weight.address) it.scale *= read(call.rows, call.weight, row);
+            it.position = amago::position(address<const float>(call.target)[row], call.support);
+            if (call.weight) it.scale *= address<const float>(call.weight)[row];
         }
         return it;
     }
@@ -87,12 +84,12 @@ __device__ float gauss_likely(const float (&x)[COUNT], const Support& support, f
 
 // The same for two-hot labels, by the lane of the row; the two logits are read again, from the L1 cache.
 template <class T>
-__device__ float two_hot_likely(const Call& call, const Row& row, float max) {
+__device__ float two_hot_likely(const Call& call, int64_t index, const Row& row, float max) {
     const int low = row.position == row.position ? static_cast<int>(row.position) : 0;
     const float share = row.position - low;
-    const T* at = address<const T>(call.logits) + row.from + low * call.logits.bin;
+    const T* at = address<const T>(call.logits) + index * call.support.n + low;
     float likely = (1.0f - share) * (number(at[0]) - max);
-    if (share != 0.0f) likely += share * (number(at[call.logits.bin]) - max);  // true for NaN
+    if (share != 0.0f) likely += share * (number(at[1]) - max);  // true for NaN
     return likely;
 }
 
@@ -136,11 +133,11 @@ __device__ void mean_gradient(float (&x)[COUNT], const Sums& sums, const Support
 
 // The loss or the mean of a row, by its lane.
 template <class T, Task TASK>
-__device__ float result(const Call& call, const Row& row, const Sums& sums) {
+__device__ float result(const Call& call, int64_t index, const Row& row, const Sums& sums) {
     if (!row.live) return 0.0f;
     if (TASK == Task::loss) {
         const bool gauss = call.support.sharpness > 0.0f;
-        return row.scale * (logf(sums.sum) - (gauss ? sums.other : two_hot_likely<T>(call, row, sums.max)));
+        return row.scale * (logf(sums.sum) - (gauss ? sums.other : two_hot_likely<T>(call, index, row, sums.max)));
     }
     const float mean = sums.other / sums.sum;
     return call.support.symlog ? copysignf(expm1f(fabsf(mean)), mean) : mean;
@@ -151,7 +148,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) rows_kernel(const Call call) {
     constexpr int kCount = K * VEC, kAbreast = kLanes / LANES, kAhead = kCount <= 8 ? 4 : 1;
     const int n = call.support.n, lane = threadIdx.x % kLanes, part = lane % LANES;
     const int64_t warp = blockIdx.x * int64_t{kWarps} + threadIdx.x / kLanes, warps = gridDim.x * int64_t{kWarps};
-    for (int64_t first = warp * kLanes; first < call.rows.rows; first += warps * kLanes) {
+    for (int64_t first = warp * kLanes; first < call.rows; first += warps * kLanes) {
         const Row own = Row::of<TASK>(call, first + lane);
         Sums found{0.0f, 1.0f, 0.0f};
         for (int step = 0; step < LANES; step += kAhead) {
@@ -159,9 +156,8 @@ __global__ void __launch_bounds__(kWarps* kLanes) rows_kernel(const Call call) {
 #pragma unroll
             for (int a = 0; a < kAhead; ++a) {
                 const int source = (step + a) * kAbreast + lane / LANES;
-                const int64_t from = __shfl_sync(kEveryLane, static_cast<long long>(own.from), source);
                 if (__shfl_sync(kEveryLane, static_cast<int>(own.live), source)) {
-                    read_row<T, VEC, LANES, K>(address<const T>(call.logits) + from, call.logits.bin, n, part, x[a]);
+                    read_row<T, VEC, LANES, K>(address<const T>(call.logits) + (first + source) * n, n, part, x[a]);
                 } else {
 #pragma unroll
                     for (int i = 0; i < kCount; ++i) x[a][i] = 0.0f;
@@ -183,9 +179,8 @@ __global__ void __launch_bounds__(kWarps* kLanes) rows_kernel(const Call call) {
                     else
                         mean_gradient<VEC, LANES>(x[a], sums, call.support, scale, part);
                     const int64_t row = first + source;
-                    if (row >= call.rows.rows) continue;
-                    T* to = address<T>(call.result) + place(call.rows, call.result, row);
-                    write_row<T, VEC, LANES, K>(to, call.result.bin, n, part, x[a]);
+                    if (row >= call.rows) continue;
+                    write_row<T, VEC, LANES, K>(address<T>(call.result) + row * n, n, part, x[a]);
                 } else {
                     const int sender = lane % kAbreast * LANES;
                     sums = {__shfl_sync(kEveryLane, sums.max, sender), __shfl_sync(kEveryLane, sums.sum, sender),
@@ -195,8 +190,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) rows_kernel(const Call call) {
             }
         }
         if (!kGradient<TASK> && own.inside)
-            address<float>(call.result)[place(call.rows, call.result, first + lane)] =
-                result<T, TASK>(call, own, found);
+            address<float>(call.result)[first + lane] = result<T, TASK>(call, first + lane, own, found);
     }
 }
 
@@ -212,7 +206,7 @@ const char* launch(const Call& call, cudaStream_t stream) {
     if (status == cudaSuccess)
         status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kWarps * kLanes, 0);
     if (status != cudaSuccess) return cudaGetErrorString(status);
-    const int64_t blocks = std::min<int64_t>((call.rows.rows + kRowsPerBlock - 1) / kRowsPerBlock,
+    const int64_t blocks = std::min<int64_t>((call.rows + kRowsPerBlock - 1) / kRowsPerBlock,
                                              int64_t{processors} * std::max(resident, 1));
     Call copy = call;
     void* arguments[] = {&copy};
@@ -221,20 +215,12 @@ const char* launch(const Call& call, cudaStream_t stream) {
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 
-// Whether rows can be read or written 16 bytes at a time.
-template <class T>
-bool in_packs(const Strided& x, int n) {
-    constexpr int VEC = 16 / sizeof(T);
-    bool fits = x.bin == 1 && n % VEC == 0 && x.address % 16 == 0;
-    for (int64_t stride : x.stride) fits = fits && stride % VEC == 0;
-    return fits;
-}
-
 template <class T, Task TASK>
 const char* by_size(const Call& call, cudaStream_t stream) {
     constexpr int VEC = 16 / sizeof(T);
     const int n = call.support.n;
-    if (in_packs<T>(call.logits, n) && (!kGradient<TASK> || in_packs<T>(call.result, n))) {
+    const bool aligned = call.logits % 16 == 0 && (!kGradient<TASK> || call.result % 16 == 0);
+    if (n % VEC == 0 && aligned) {  // rows are read and written 16 bytes at a time
         if (n <= 128) return launch<T, VEC, 128 / VEC, 1, TASK>(call, stream);
         if (n <= 1024) return launch<T, VEC, 32, 32 / VEC, TASK>(call, stream);
     }

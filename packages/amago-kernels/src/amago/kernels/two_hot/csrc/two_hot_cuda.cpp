@@ -5,7 +5,6 @@
 #include <array>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
 #include "two_hot_cuda.h"
 
@@ -13,13 +12,7 @@ namespace py = pybind11;
 
 namespace {
 
-using Operand = std::tuple<uintptr_t, std::array<int64_t, 3>, int64_t>;  // address, strides of rows, stride of bins
-using Numbers = std::array<double, 5>;                                   // low, high, start, width, sharpness
-
-amago::Strided strided(const Operand& operand) {
-    const auto& [address, rows, bin] = operand;
-    return {address, {rows[0], rows[1], rows[2]}, bin};
-}
+using Numbers = std::array<double, 5>;  // low, high, start, width, sharpness
 
 amago::Number number_of(const std::string& name) {
     if (name == "float32") return amago::Number::float32;
@@ -36,10 +29,10 @@ amago::Task task_of(const std::string& name) {
     throw std::invalid_argument("no two-hot kernel computes " + name);
 }
 
-void run(const std::string& number, const std::string& task, const std::array<int64_t, 3>& rows, int n, bool symlog,
-         const Numbers& numbers, const std::array<Operand, 6>& operands, uintptr_t stream) {
+void run(const std::string& number, const std::string& task, int64_t rows, int n, bool symlog, const Numbers& numbers,
+         const std::array<uintptr_t, 6>& addresses, uintptr_t stream) {
     amago::Call call{};
-    call.rows = {rows[0], rows[1], rows[2]};
+    call.rows = rows;
     call.support = {n,
                     static_cast<float>(numbers[0]),
                     static_cast<float>(numbers[1]),
@@ -47,12 +40,12 @@ void run(const std::string& number, const std::string& task, const std::array<in
                     static_cast<float>(numbers[3]),
                     static_cast<float>(numbers[4]),
                     symlog};
-    call.logits = strided(operands[0]);
-    call.target = strided(operands[1]);
-    call.mask = strided(operands[2]);
-    call.weight = strided(operands[3]);
-    call.incoming = strided(operands[4]);
-    call.result = strided(operands[5]);
+    call.logits = addresses[0];
+    call.target = addresses[1];
+    call.mask = addresses[2];
+    call.weight = addresses[3];
+    call.incoming = addresses[4];
+    call.result = addresses[5];
     if (const char* objection = amago::two_hot(number_of(number), task_of(task), call, stream))
         throw std::runtime_error(std::string("the two-hot kernel could not be started: ") + objection);
 }

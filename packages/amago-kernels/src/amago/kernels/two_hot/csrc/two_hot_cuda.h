@@ -1,21 +1,9 @@
-// Arguments of the two-hot CUDA kernels: addresses, strides and a stream.
+// Arguments of the two-hot CUDA kernels: addresses of contiguous tensors, sizes and a stream.
 #pragma once
 
 #include <cstdint>
 
 namespace amago {
-
-// Rows through three axes, the outermost of any size.
-struct RowAxes {
-    int64_t rows, size1, size2;
-};
-
-// A tensor with a stride for each axis of the rows, and one within a row; address 0 if it is not given.
-struct Strided {
-    uintptr_t address;
-    int64_t stride[3];
-    int64_t bin;
-};
 
 // n bins from `start` on, `width` apart, in symlog(return) or in the return; targets are clamped to `low` and `high`.
 // `sharpness` is 1 / (sigma sqrt 2) of a normal distribution's labels, 0 for two-hot ones.
@@ -28,12 +16,13 @@ struct Support {
 enum class Number { float32, float16, bfloat16 };  // of the logits; everything else is float32, the mask bool
 enum class Task { loss, loss_gradient, mean, mean_gradient };
 
+// Logits are (rows, n), and so is the result of a gradient; all others are (rows,). Address 0 for one not given.
 struct Call {
-    RowAxes rows;
+    int64_t rows;
     Support support;
-    Strided logits, target, mask, weight;
-    Strided incoming;  // gradient of the result, for a gradient
-    Strided result;
+    uintptr_t logits, target, mask, weight;
+    uintptr_t incoming;  // gradient of the result, for a gradient
+    uintptr_t result;
 };
 
 // Launches a kernel on a stream of the current device. Returns CUDA's error message, nullptr if none.

@@ -1,4 +1,4 @@
-// Rows of logits in the lanes of a warp, their offsets in memory, and the labels of scalar targets.
+// Rows of logits in the lanes of a warp, and the labels of scalar targets.
 #pragma once
 
 #include "gpu.h"
@@ -6,20 +6,9 @@
 
 namespace amago {
 
-__device__ inline int64_t place(const RowAxes& axes, const Strided& x, int64_t row) {
-    const auto index = static_cast<uint32_t>(row);
-    const auto size1 = static_cast<uint32_t>(axes.size1), size2 = static_cast<uint32_t>(axes.size2);
-    const uint32_t outer = index / size2;
-    return (outer / size1) * x.stride[0] + (outer % size1) * x.stride[1] + (index % size2) * x.stride[2];
-}
-
 template <class T>
-__device__ T* address(const Strided& x) {
-    return reinterpret_cast<T*>(x.address);
-}
-
-__device__ inline float read(const RowAxes& axes, const Strided& x, int64_t row) {
-    return address<const float>(x)[place(axes, x, row)];
+__device__ T* address(uintptr_t x) {
+    return reinterpret_cast<T*>(x);
 }
 
 template <int LANES>
@@ -37,7 +26,7 @@ __device__ int bin_of(int i, int lane) {
 
 // The values of a row that this lane holds; -inf beyond the last bin.
 template <class T, int VEC, int LANES, int K>
-__device__ void read_row(const T* row, int64_t stride, int n, int lane, float (&x)[K * VEC]) {
+__device__ void read_row(const T* row, int n, int lane, float (&x)[K * VEC]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const int first = (k * LANES + lane) * VEC;
@@ -47,13 +36,13 @@ __device__ void read_row(const T* row, int64_t stride, int n, int lane, float (&
 #pragma unroll
             for (int v = 0; v < VEC; ++v) x[k * VEC + v] = first < n ? number(pack.values[v]) : -INFINITY;
         } else {
-            x[k] = first < n ? number(row[first * stride]) : -INFINITY;
+            x[k] = first < n ? number(row[first]) : -INFINITY;
         }
     }
 }
 
 template <class T, int VEC, int LANES, int K>
-__device__ void write_row(T* row, int64_t stride, int n, int lane, const float (&x)[K * VEC]) {
+__device__ void write_row(T* row, int n, int lane, const float (&x)[K * VEC]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const int first = (k * LANES + lane) * VEC;
@@ -64,7 +53,7 @@ __device__ void write_row(T* row, int64_t stride, int n, int lane, const float (
             for (int v = 0; v < VEC; ++v) put(pack.values[v], x[k * VEC + v]);
             *reinterpret_cast<Pack<T, VEC>*>(row + first) = pack;
         } else {
-            put(row[first * stride], x[k]);
+            put(row[first], x[k]);
         }
     }
 }
