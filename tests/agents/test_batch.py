@@ -27,12 +27,6 @@ def test_a_real_step_that_looks_like_filler_is_kept_when_lengths_are_known(make_
     assert bool(batch.timestep_mask[0, 4])
 
 
-def test_given_places_are_used(make_batch):
-    batch = make_batch(lengths=(9, 7))
-    batch.flat_idxs = torch.tensor([3, 5])
-    assert batch.real_transitions().tolist() == [3, 5]
-
-
 def test_every_tensor_moves(make_batch):
     batch = make_batch().to("meta")
     tensors = [

@@ -273,45 +273,28 @@ class TestChoices:
 
 
 @pytest.mark.parametrize(
-    ("space", "encoders", "error", "message"),
+    ("space", "encoders", "message"),
     [
-        ({"image": (40, 40, 3)}, {"imag": "image"}, ValueError, "'imag'.*Did you mean 'image'"),
+        ({"image": (40, 40, 3)}, {"imag": "image"}, "'imag'.*Did you mean 'image'"),
         (
             {"text": (4,)},
             {"text": "token"},
-            ValueError,
             "'text': unknown encoder 'token'.*Did you mean 'tokens'",
         ),
         (
             {"points": (4, 3)},
             {},
-            ValueError,
             r"'points' has shape \(4, 3\).*encoders=\{'points': ...\} with 'vector'",
         ),
-        ({"a": (3,)}, {"a": "ignore"}, ValueError, "at least one of a; all are ignored"),
-        ({"text": (4,)}, {"text": "tokens"}, ValueError, "'text': tokens need bounds"),
+        ({"a": (3,)}, {"a": "ignore"}, "at least one of a; all are ignored"),
+        ({"text": (4,)}, {"text": "tokens"}, "'text': tokens need bounds"),
         (
             {"vec": (4,)},
             {"vec": "image"},
-            ValueError,
             r"'vec': an image must have three axes, got shape \(4,\)",
         ),
-        ({"a": (3,)}, {"a": 3}, TypeError, "'a': its encoder must be a name, a CNN or a callable, got 3"),
-        (
-            {"a": (3,)},
-            {"a": lambda space: None},
-            TypeError,
-            "'a': .* must return a torch.nn.Module, got None",
-        ),
-        (
-            {"a": (3,)},
-            {"a": lambda space: nn.Flatten()},
-            ValueError,
-            r"'a': Flatten must map .* to \(1, 3\)",
-        ),
-        ({"a.b": (3,), "a/b": (3,)}, {}, ValueError, "'a/b' has the name of another one"),
     ],
 )
-def test_what_cannot_be_names_the_observation_and_the_remedy(space, encoders, error, message):
-    with pytest.raises(error, match=message):
+def test_encoders_that_do_not_fit_are_named(space, encoders, message):
+    with pytest.raises(ValueError, match=message):
         make(space, encoders=encoders)

@@ -144,26 +144,6 @@ def test_one_transition_one_critic_one_discount(draw, cls, spec, encoder):
     assert action.shape[:2] == (1, 1)
 
 
-@pytest.mark.parametrize("kind", ["discrete", "box", "multidiscrete", "multibinary"])
-@pytest.mark.parametrize("cls", [Agent, MultiTaskAgent])
-def test_agents_compute_in_float64(draw, cls, kind):
-    """Encoders, heads, targets and loss: the same as in float32 but for its rounding."""
-    spec = ActionSpec(kind, (3, 2) if kind == "multidiscrete" else (3,))
-    deterministic = {"fake_filter": True, "online_coeff": 0.0, "offline_coeff": 1.0}
-    agent = small_agent(cls, spec, TformerTrajEncoder, True, **deterministic)
-    agent.traj_encoder.eval()
-    agent.tstep_encoder.eval()
-    rough = agent(one_transition(draw(4), spec), log_step=False)
-    fine = agent.double()(one_transition(draw(4), spec, torch.float64), log_step=False)
-    assert fine.dtype == torch.float64
-    torch.testing.assert_close(rough.double(), fine, atol=1e-4, rtol=1e-4)
-    agent.fake_filter, agent.online_coeff = False, 0.0 if kind == "multibinary" else 1.0
-    loss = agent(one_transition(draw(4), spec, torch.float64), log_step=True)
-    loss.backward()
-    assert loss.dtype == torch.float64
-    assert loss.isfinite()
-
-
 @pytest.mark.parametrize("cls", [Agent, MultiTaskAgent])
 def test_huge_rewards_and_observations_give_finite_losses(draw, cls):
     d = draw(5)

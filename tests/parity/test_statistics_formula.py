@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from amago.nets.actor_critic import PopArtLayer
-from amago.nets.masking import MAGIC_PAD_VAL, masked_avg, timestep_mask
+from amago.nets.masking import MAGIC_PAD_VAL, timestep_mask
 from amago.nets.utils import InputNorm
 
 
@@ -19,7 +19,7 @@ def step_size(beta, update, number=np.float32):
 
 
 @pytest.mark.parametrize("told", ["by mask", "by filler"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_input_norm_over_several_padded_batches(draw, seed, told):
     d = draw(seed)
     width, beta, init = d.size(1, 12), d.choice([1e-4, 0.01, 0.3]), d.choice([0.5, 1.0, 30.0])
@@ -48,7 +48,7 @@ def test_input_norm_over_several_padded_batches(draw, seed, told):
     assert norm._t.item() == 7
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_popart_over_several_masked_batches(draw, seed):
     d = draw(seed)
     gammas, critics = d.choice([1, 2, 3, 7]), d.choice([1, 2, 4])
@@ -85,27 +85,3 @@ def test_popart_over_several_masked_batches(draw, seed):
         torch.testing.assert_close(layer(raw, normalized=False), before, atol=1e-2, rtol=1e-3)
     for ours, exact in ((layer.mu, mu), (layer.nu, nu), (layer.w, w), (layer.b, b), (layer.sigma, sigma)):
         np.testing.assert_allclose(ours[:, 0], exact, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_popart_in_float64_is_exact(draw, seed):
-    d = draw(seed)
-    layer = PopArtLayer(2, beta=0.1).double()
-    mu, nu = np.zeros(2), np.full(2, 100.0)
-    for update in range(4):
-        values = d.normal(3, 4, 1, 2, 1).double() + 1e-9
-        layer.update_stats(values, torch.ones_like(values))
-        share = step_size(0.1, update, np.float64)
-        mu = (1 - share) * mu + share * values.numpy().mean((0, 1, 2))[:, 0]
-        nu = (1 - share) * nu + share * (values.numpy() ** 2).mean((0, 1, 2))[:, 0]
-    np.testing.assert_allclose(layer.mu[:, 0], mu, atol=0, rtol=1e-12)
-    np.testing.assert_allclose(layer.nu[:, 0], nu, atol=0, rtol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_masked_means_divide_by_the_count_and_a_hundred_thousandth(draw, seed):
-    d = draw(seed)
-    x = d.normal(d.size(1, 5), d.size(1, 6), d.size(1, 3), d.size(1, 4), 1)
-    mask = d.uniform(*x.shape[:2], 1, 1, 1) < 0.5
-    counted = x.double().numpy()[np.broadcast_to(mask.numpy(), x.shape)]
-    assert masked_avg(x, mask).item() == pytest.approx(counted.sum() / (len(counted) + 1e-5), abs=1e-5)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN
-from amago.nets.cnn.augment import ShiftShareOfBatch, check_share
+from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
 from amago.nets.linear import Linear
@@ -65,7 +65,6 @@ class ImageFeatures(nn.Module):
         aug_pct_of_batch: float = 0.75,
     ) -> None:
         super().__init__()
-        check_share(aug_pct_of_batch)
         spec = as_array_spec(space)
         if len(spec.shape) != 3:
             raise ValueError(f"an image must have three axes, got shape {spec.shape}")
