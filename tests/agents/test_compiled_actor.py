@@ -316,7 +316,7 @@ def test_sampled_choices_have_the_frequencies_of_the_policy(action):
         assert ((counts - rows * probs).abs() < 5 * deviation + 1).all()
 
 
-def test_sampled_numbers_have_the_moments_of_the_policy():
+def test_sampled_box_actions_have_the_moments_of_the_policy():
     agent = make_agent(IdentityTrajEncoder, "box")
     inputs = one_input_many_times(agent, 40_000)
     actions, _ = compiled(agent).get_actions(*inputs)
@@ -329,7 +329,7 @@ def test_sampled_numbers_have_the_moments_of_the_policy():
 
 
 @pytest.mark.parametrize("action", ["discrete", "multidiscrete", "box"])
-def test_torchs_seed_determines_the_actions(action):
+def test_sampled_actions_depend_on_torchs_seed_alone(action):
     agent = make_agent(SMALL_TRANSFORMER, action)
     actor, runs = compiled(agent), []
     for _ in range(2):
@@ -364,7 +364,7 @@ def change_setting(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("change", [fused_step, write_in_place, replace_layer, change_setting])
-def test_a_refresh_acts_on_current_weights_and_settings(change):
+def test_refresh_uses_current_weights_and_settings(change):
     agent = make_agent(SMALL_TRANSFORMER, "box")
     inputs = make_inputs(agent, ROWS, torch.zeros(ROWS, dtype=torch.int64))
     actor = compiled(agent)
@@ -463,7 +463,7 @@ def test_agents_with_modules_of_other_classes_are_not_compiled(settings):
     assert compile_actor(make_agent(**({"traj_encoder": IdentityTrajEncoder} | settings))) is None
 
 
-def test_a_users_distribution_chooses_the_action():
+def test_user_distribution_is_sampled_by_torch():
     agent = make_agent(IdentityTrajEncoder, actor_type=partial(Actor, discrete_dist_type=OwnDiscrete))
     inputs = make_inputs(agent, 64, torch.zeros(64, dtype=torch.int64))
     got, expected = (how.get_actions(*inputs, sample=False)[0] for how in (compiled(agent), agent))
@@ -500,7 +500,7 @@ def test_inputs_that_do_not_fit_run_through_the_modules():
         actor.get_actions({"a": steps[0][0]["a"]}, *steps[0][1:], agent.init_hidden_state(ROWS, "cpu"))
 
 
-def test_probabilities_that_are_not_finite_cannot_be_drawn_from():
+def test_sampling_from_non_finite_probabilities_raises():
     agent = make_agent(IdentityTrajEncoder)
     obs, rl2s, time = make_inputs(agent, ROWS, torch.zeros(ROWS, dtype=torch.int64))
     obs["b"][2] = torch.nan
@@ -518,7 +518,7 @@ def test_a_step_without_a_learned_position_raises():
 
 
 @pytest.mark.parametrize("pos_emb", ["fixed", "rope"])
-def test_positions_go_on_as_long_as_episodes_do(pos_emb):
+def test_positions_late_in_an_episode_are_the_same(pos_emb):
     agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, pos_emb=pos_emb), "box")
     actor = compiled(agent)
     for step in (1023, 1024, 5000, 1_000_000):

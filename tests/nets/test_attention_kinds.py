@@ -158,8 +158,8 @@ def test_sequences_and_their_gradients_equal_the_formula(name, layout, training)
 
 
 @kinds
-@pytest.mark.parametrize("seed", range(3))
-def test_steps_through_the_cache_equal_the_formula_over_what_each_row_remembers(name, seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_steps_through_the_cache_equal_the_formula(name, seed):
     torch.manual_seed(seed)
     heads, dim = int(torch.randint(1, 5, ()).item()), 8 * int(torch.randint(1, 6, ()).item())
     window = int(torch.randint(1, 8, ()).item())
@@ -410,7 +410,7 @@ def test_kinds_are_set_by_gin():
 
 
 @pytest.mark.parametrize("cls", ["SlidingWindowFlexAttention", "ClippedSlidingSinkAttention"])
-def test_a_window_that_was_not_set_is_an_error_that_names_it(cls):
+def test_missing_window_size_raises(cls):
     with pytest.raises(RuntimeError, match=rf"{cls}.* not provided in config: \['window_size'\]"):
         getattr(transformer, cls)(causal=True, dropout=0.0)
 
@@ -432,7 +432,7 @@ def test_bad_settings_are_named(cls, kwargs, message):
         getattr(transformer, cls)(**kwargs)
 
 
-@kinds
+@pytest.mark.parametrize("name", ["flash window", "sinks", "alibi"])
 def test_kinds_compile_into_one_graph(name):
     torch.manual_seed(0)
     torch.compiler.reset()

@@ -136,7 +136,7 @@ def test_the_memory_is_float32_in_a_bf16_rollout():
     torch.testing.assert_close(whole.float(), encoder(seq)[0], atol=0.1, rtol=0.1)
 
 
-def test_insisting_on_mamba_ssm_where_it_cannot_run_says_why():
+def test_requested_backend_that_cannot_run_raises():
     encoder = make_encoder(backend="mamba_ssm")
     with pytest.raises(RuntimeError, match=r"mamba_ssm: .*CUDA device"):
         encoder(torch.zeros(1, 4, 5))

@@ -135,7 +135,7 @@ def test_rewards_of_every_encoder_are_hidden_through_gin(encoder_type):
 
 
 @pytest.mark.parametrize("network", [DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN])
-def test_every_network_sees_the_same_in_both_layouts_and_in_integers_and_floats(network):
+def test_output_does_not_depend_on_layout_or_dtype(network):
     torch.manual_seed(0)
     last = CNNTstepEncoder({"observation": (38, 40, 3)}, (4,), cnn_type=network)
     first = CNNTstepEncoder({"observation": (3, 38, 40)}, (4,), cnn_type=network, channels_first=True)
@@ -150,7 +150,7 @@ def test_every_network_sees_the_same_in_both_layouts_and_in_integers_and_floats(
     assert all(parameter.grad is not None for parameter in last.parameters())
 
 
-def test_scaling_small_numbers_as_pixels_is_warned_of():
+def test_images_in_0_to_1_scaled_as_pixels_warn():
     space = gymnasium.spaces.Dict({"observation": gymnasium.spaces.Box(0.0, 1.0, (40, 40, 3))})
     with pytest.warns(UserWarning, match=r"lies in \[0.0, 1.0\].*from_float=True"):
         CNNTstepEncoder(space, (4,))

@@ -93,7 +93,7 @@ def test_the_loss_is_the_cross_entropy_with_the_labels_that_the_critic_states(la
     torch.testing.assert_close(critic.cross_entropy(dist, target), expected, atol=1e-4, rtol=1e-5)
 
 
-def test_labels_of_a_subclass_are_followed():
+def test_overridden_labels_are_used_by_the_loss():
     class Nearest(NCriticsTwoHot):
         def raw_vals_to_labels(self, raw_td_target):
             place = self.bins.position(raw_td_target.squeeze(-1)).round().long()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
-from amago.nets.cnn import GridworldCNN, IMPALAishCNN
+from amago.nets.cnn import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.ff import MLP, FFBlock
 from amago.nets.traj_encoders import FFTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import LearnablePosEmb, SigmaReparam
@@ -138,3 +138,20 @@ def test_an_initial_value_sets_the_bias_of_the_bins_alone(draw, seed, symlog):
     for outside in (low - 1.0, high + 1.0):
         with pytest.raises(ValueError, match="init_value"):
             NCriticsTwoHot(5, 3, GAMMAS, False, num_critics=2, init_value=outside, **arguments)
+
+
+@pytest.mark.parametrize("cls", [NatureishCNN, DrQCNN])
+@pytest.mark.parametrize("seed", range(2))
+def test_pixel_networks_start_delta_orthogonal(draw, cls, seed):
+    """All zero but the centre tap, whose rows or columns are orthogonal with the gain of a leaky ReLU."""
+    torch.manual_seed(seed)
+    d = draw(seed)
+    network = cls(img_shape=(40, 40, d.size(1, 12)))
+    gain = 2 / (1 + 0.01**2)
+    for conv in (m for m in network.modules() if isinstance(m, torch.nn.Conv2d)):
+        weight = conv.weight.detach().double()
+        centre = weight[:, :, weight.shape[2] // 2, weight.shape[3] // 2].numpy()
+        small = centre if centre.shape[0] <= centre.shape[1] else centre.T
+        np.testing.assert_allclose(small @ small.T, gain * np.eye(len(small)), atol=1e-5)
+        assert weight.abs().sum() == pytest.approx(np.abs(centre).sum())
+        assert not conv.bias.any()

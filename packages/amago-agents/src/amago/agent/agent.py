@@ -22,11 +22,10 @@ from amago.agent.acting import choose_actions
 from amago.agent.base import BaseAgent, register_agent
 from amago.agent.batch import Batch, Transitions, gather_from_batch, scatter_to_batch
 from amago.agent.diagnostics import extremes, grad_norm
-from amago.agent.filters import binary_filter
+from amago.agent.filters import binary_filter, with_bindings
 from amago.agent.gammas import Multigammas
 from amago.agent.return_head import RecordedValues, RegressionHead, ReturnHead
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
-from amago.nets.configurable import with_bindings
 from amago.nets.masking import MAGIC_PAD_VAL, masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32

@@ -164,17 +164,13 @@ class NCriticsTwoHot(BaseCriticHead):
         Targets are clamped to the support and carry no gradient; NaN gives NaN.
         """
         if type(self).raw_vals_to_labels is not NCriticsTwoHot.raw_vals_to_labels:
-            return labelled_cross_entropy(bin_dist, self.raw_vals_to_labels(raw_td_target))
+            labels = self.raw_vals_to_labels(raw_td_target).detach()
+            log_probs = F.log_softmax(_raw_logits(bin_dist).to(labels.dtype), dim=-1)
+            return -(labels * log_probs).sum(dim=-1, keepdim=True)
         logits, target = _raw_logits(bin_dist), raw_td_target.squeeze(-1)
         if self.label_type == "hlgauss":
             return hl_gauss_cross_entropy(logits, target, self.bins, sigma=self.sigma).unsqueeze(-1)
         return two_hot_cross_entropy(logits, target, self.bins).unsqueeze(-1)
-
-
-def labelled_cross_entropy(bin_dist: Any, labels: Tensor) -> Tensor:
-    """-sum_j labels_j log p_j for distributions (..., n) and dense labels broadcastable to them: (..., 1)."""
-    log_probs = F.log_softmax(_raw_logits(bin_dist).to(labels.dtype), dim=-1)
-    return -(labels.detach() * log_probs).sum(dim=-1, keepdim=True)
 
 
 def _raw_logits(bin_dist: Any) -> Tensor:

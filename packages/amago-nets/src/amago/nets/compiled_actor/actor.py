@@ -136,7 +136,7 @@ class CompiledActor:
     Args:
         agent: in eval mode, on the CPU.
         choose_actions: maps a distribution and `sample` to actions, for distributions that C++ cannot sample from.
-        obstacle: why this agent must act by its modules, None if it may be compiled.
+        obstacle: returns why the agent cannot be compiled, None if it can.
 
     Attributes:
         reason: why there is no program; None if there is one.

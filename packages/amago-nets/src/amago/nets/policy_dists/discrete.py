@@ -96,9 +96,8 @@ class Discrete(PolicyOutput):
         ValueError: unless 0 <= clip_prob_low < clip_prob_high <= 1.
     """
 
-    actions_differentiable = (
-        True  # through expectations over all actions, or `DiscreteLikeContinuous.rsample`
-    )
+    # Through expectations over all actions, or `DiscreteLikeContinuous.rsample`.
+    actions_differentiable = True
     is_discrete = True
 
     def __init__(self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99) -> None:

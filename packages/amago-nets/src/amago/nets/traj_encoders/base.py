@@ -35,7 +35,7 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
     """A copy of a hidden state in which the rows with True in `dones` (B,) are zero in every tensor.
 
     Args:
-        hidden_state: as the head of this file describes.
+        hidden_state: None, a tensor or a nest of tensors, see the top of this file.
         dones: an array, tensor or list of one bool per row.
         batch_axis: the axis of the batch in every tensor.
 
