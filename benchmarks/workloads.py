@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from amago.agent import Agent, Batch, MultiTaskAgent
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from benchmarks.flops import Workload
 from benchmarks.plain.agents import PlainAgent, PlainMultiTaskAgent
 from benchmarks.plain.sizes import Sizes
 
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """An update of `Agent` or, with `bins`, `MultiTaskAgent`, with the networks' default widths.
+
+    Args:
+        action_dim: A, width of the action representation.
+        discrete: whether actions are one choice among A.
+        bins: classes of the critics, 0 for critics that regress.
+    """
+
+    action_dim: int
+    discrete: bool
+    bins: int = 0
+
+
+BATCH_SIZE, LENGTH, OBS_DIM = 24, 128, 32  # sequences, timesteps of each, numbers in an observation
 WORKLOADS = {
     "Agent, 5 discrete": Workload(action_dim=5, discrete=True),
     "Agent, 6 continuous": Workload(action_dim=6, discrete=False),
-    "MultiTaskAgent, 5 discrete": Workload(action_dim=5, discrete=True, bins=128, samples=3),
-    "MultiTaskAgent, 6 continuous": Workload(action_dim=6, discrete=False, bins=128, samples=3),
+    "MultiTaskAgent, 5 discrete": Workload(action_dim=5, discrete=True, bins=128),
+    "MultiTaskAgent, 6 continuous": Workload(action_dim=6, discrete=False, bins=128),
 }
 
 
@@ -33,20 +50,14 @@ def make_agent(work: Workload) -> Agent:
         if work.discrete
         else ActionSpec("box", (work.action_dim,), -1.0, 1.0)
     )
-    agent = (MultiTaskAgent if work.bins else Agent)(
-        obs_space={"observation": (work.obs_dim,)},
+    return (MultiTaskAgent if work.bins else Agent)(
+        obs_space={"observation": (OBS_DIM,)},
         rl2_space=(1 + work.action_dim,),
         action_space=action,
-        max_seq_len=work.length,
+        max_seq_len=LENGTH,
         tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=partial(TformerTrajEncoder, n_layers=work.layers),  # type: ignore[arg-type]
-        num_critics=work.critics,
+        traj_encoder_type=TformerTrajEncoder,
     )
-    if len(agent.gammas) != work.discounts:
-        raise ValueError(
-            f"the agents learn {len(agent.gammas)} discounts, the workload says {work.discounts}"
-        )
-    return agent
 
 
 def make_plain(agent: Agent) -> PlainAgent:
@@ -61,7 +72,7 @@ def make_plain(agent: Agent) -> PlainAgent:
 def make_batch(work: Workload) -> Batch:
     """A fixed random batch without padding."""
     generator = torch.Generator().manual_seed(1)
-    rows, steps = work.batch_size, work.length
+    rows, steps = BATCH_SIZE, LENGTH
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
@@ -72,7 +83,7 @@ def make_batch(work: Workload) -> Batch:
     else:
         actions = torch.rand(rows, steps - 1, work.action_dim, generator=generator) * 2.0 - 1.0
     batch = Batch(
-        obs={"observation": normal(rows, steps, work.obs_dim)},
+        obs={"observation": normal(rows, steps, OBS_DIM)},
         rl2s=normal(rows, steps, 1 + work.action_dim),
         rews=normal(rows, steps - 1, 1),
         dones=torch.rand(rows, steps - 1, 1, generator=generator) < 0.02,
@@ -93,3 +104,11 @@ def checksum(agent: Agent | PlainAgent, batch: Batch) -> float:
     agent.train()
     agent.num_critics_td = subset
     return float(loss)
+
+
+def count_flop(work: Workload, batch: Batch) -> int:
+    """Floating-point operations of the loss and its gradients, counted by torch."""
+    agent = make_agent(work).train()
+    with FlopCounterMode(display=False) as counter:
+        agent(batch, log_step=False).backward()
+    return int(counter.get_total_flops())

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from amago.agent import Batch
+from amago.agent import Batch, nstep_return
 from amago.agent.filters import binary_filter
-from amago.agent.returns import nstep_return
 from amago.nets.policy_dists import PolicyOutput
 from amago.nets.specs import ActionSpec
 from benchmarks.plain.encoders import TstepEncoder, trajectory_encoder

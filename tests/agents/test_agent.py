@@ -264,7 +264,7 @@ def test_a_batch_without_transitions_gives_a_loss_of_zero_and_leaves_popart_alon
     assert not torch.equal(moved, before["mu"])
 
 
-def test_targets_never_learn_and_follow_by_tau(make_agent, make_batch):
+def test_targets_have_no_gradient_and_move_by_tau(make_agent, make_batch):
     torch.manual_seed(0)
     agent = make_agent(tau=0.25)
     agent(make_batch(), log_step=False).backward()
@@ -279,7 +279,7 @@ def test_targets_never_learn_and_follow_by_tau(make_agent, make_batch):
     torch.testing.assert_close(agent.target_actor.base.in_layer.weight, agent.actor.base.in_layer.weight)
 
 
-def test_copies_of_networks_are_made_and_followed(make_agent):
+def test_full_copy_and_ema_copy(make_agent):
     agent = make_agent(tau=0.25)
     target, online = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     start = target.weight.clone()
@@ -291,7 +291,7 @@ def test_copies_of_networks_are_made_and_followed(make_agent):
     assert torch.equal(target.weight, online.weight)
 
 
-def test_looking_at_values_changes_nothing(make_agent, make_batch):
+def test_get_values_changes_no_state(make_agent, make_batch):
     torch.manual_seed(0)
     agent = make_agent(encoder="transformer")
     before = {key: value.clone() for key, value in agent.state_dict().items()}

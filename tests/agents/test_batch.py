@@ -14,23 +14,17 @@ def test_masks_follow_from_the_lengths(make_batch):
     assert batch.real_transitions().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_lengths_the_filler_tells(make_batch):
+def test_masks_without_lengths_follow_from_the_fill_value(make_batch):
     batch = make_batch(lengths=(9, 7, 6))
     expected = batch.timestep_mask
     batch.lengths = None
     assert torch.equal(batch.timestep_mask, expected)
 
 
-def test_a_real_step_that_looks_like_filler_is_kept_when_lengths_are_known(make_batch):
+def test_lengths_take_precedence_over_the_fill_value(make_batch):
     batch = make_batch(lengths=(9, 7))
     batch.rl2s[0, 4] = 4.0
     assert bool(batch.timestep_mask[0, 4])
-
-
-def test_given_places_are_used(make_batch):
-    batch = make_batch(lengths=(9, 7))
-    batch.flat_idxs = torch.tensor([3, 5])
-    assert batch.real_transitions().tolist() == [3, 5]
 
 
 def test_every_tensor_moves(make_batch):

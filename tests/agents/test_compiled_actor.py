@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import random
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -39,7 +38,7 @@ from amago.nets.transformer import (
     TformerHiddenState,
     VanillaAttention,
 )
-from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
 
 ROWS = 5
 ACTIVATIONS = ("leaky_relu", "relu", "gelu", "mish")
@@ -182,16 +181,16 @@ def transformer(seed: int) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8))
 def test_transformers_act_the_same(seed):
     assert_same_episodes(make_agent(transformer(seed), seed=seed))
 
 
 def test_a_transformer_with_a_long_window_acts_the_same():
-    assert_same_episodes(make_agent(partial(TformerTrajEncoder, d_model=128), window=40), steps=90, rows=3)
+    assert_same_episodes(make_agent(partial(TformerTrajEncoder, d_model=128), window=20), steps=45, rows=3)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_grus_act_the_same(seed):
     draw = random.Random(seed)
     sizes = {"d_hidden": draw.choice((3, 16, 33)), "d_output": draw.choice((8, 40)), "n_layers": 1 + seed % 3}
@@ -210,8 +209,7 @@ def test_mambas_act_the_same(sizes):
     assert_same_episodes(make_agent(partial(MambaTrajEncoder, **sizes)), steps=30)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("norm", "activation"), list(zip(NORMS, 2 * ACTIVATIONS, strict=False)))
 def test_feed_forward_networks_act_the_same(activation, norm):
     encoder = partial(
         FFTrajEncoder, d_model=24, d_ff=40, n_layers=2, norm=norm, out_norm=norm, activation=activation
@@ -241,14 +239,6 @@ class OwnEncoder(FFTstepEncoder):
         return 2.0 * super().inner_forward(obs, rl2s, log_dict=log_dict)
 
 
-class OwnAgent(Agent):
-    """Computes states in a way of its own."""
-
-    def get_state_embedding(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        states, hidden_state = super().get_state_embedding(*args, **kwargs)
-        return -states, hidden_state
-
-
 class OwnChoice(Discrete):
     """A distribution of the user's, over the reversed logits."""
 
@@ -262,27 +252,7 @@ def test_a_timestep_encoder_without_a_translation_runs_as_a_module():
     assert_same_episodes(agent, steps=5)
 
 
-def test_images_are_encoded_by_the_module():
-    torch.manual_seed(0)
-    agent = Agent(
-        obs_space=gym.spaces.Dict({"observation": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8)}),
-        rl2_space=gym.spaces.Box(-np.inf, np.inf, (4,)),
-        action_space=SPACES["box"],
-        max_seq_len=8,
-        tstep_encoder_type=CNNTstepEncoder,
-        traj_encoder_type=SMALL_TRANSFORMER,
-    ).eval()
-    actor = compiled(agent)
-    ours, theirs = (agent.init_hidden_state(ROWS, "cpu") for _ in range(2))
-    for step in range(12):
-        obs = {"observation": torch.randint(0, 256, (ROWS, 1, 36, 36, 3), dtype=torch.uint8)}
-        inputs = obs, torch.randn(ROWS, 1, 4), torch.full((ROWS, 1, 1), step)
-        got, ours = actor.get_actions(*inputs, ours, sample=False)
-        expected, theirs = agent.get_actions(*inputs, theirs, sample=False)
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 12, 13, 131])
+@pytest.mark.parametrize("rows", [1, 13, 131])
 def test_every_number_of_rows_acts_the_same(rows):
     assert_same_episodes(make_agent(SMALL_TRANSFORMER), steps=4, rows=rows)
 
@@ -301,8 +271,7 @@ def test_any_number_of_threads_gives_the_same_actions():
     assert torch.equal(actions[0], actions[2])
 
 
-@pytest.mark.parametrize("actor_type", [Actor, ResidualActor])
-@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
+@pytest.mark.parametrize(("agent_type", "actor_type"), [(Agent, Actor), (MultiTaskAgent, ResidualActor)])
 @pytest.mark.parametrize("action", SPACES)
 def test_the_most_likely_action_is_the_same(action, agent_type, actor_type):
     encoder = partial(GRUTrajEncoder, d_hidden=16)
@@ -347,7 +316,7 @@ def test_sampled_choices_have_the_frequencies_of_the_policy(action):
         assert ((counts - rows * probs).abs() < 5 * deviation + 1).all()
 
 
-def test_sampled_numbers_have_the_moments_of_the_policy():
+def test_sampled_box_actions_have_the_moments_of_the_policy():
     agent = make_agent(IdentityTrajEncoder, "box")
     inputs = one_input_many_times(agent, 40_000)
     actions, _ = compiled(agent).get_actions(*inputs)
@@ -360,7 +329,7 @@ def test_sampled_numbers_have_the_moments_of_the_policy():
 
 
 @pytest.mark.parametrize("action", ["discrete", "multidiscrete", "box"])
-def test_torchs_seed_determines_the_actions(action):
+def test_sampled_actions_depend_on_torchs_seed_alone(action):
     agent = make_agent(SMALL_TRANSFORMER, action)
     actor, runs = compiled(agent), []
     for _ in range(2):
@@ -395,7 +364,7 @@ def change_setting(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("change", [fused_step, write_in_place, replace_layer, change_setting])
-def test_a_refresh_acts_on_current_weights_and_settings(change):
+def test_refresh_uses_current_weights_and_settings(change):
     agent = make_agent(SMALL_TRANSFORMER, "box")
     inputs = make_inputs(agent, ROWS, torch.zeros(ROWS, dtype=torch.int64))
     actor = compiled(agent)
@@ -494,14 +463,14 @@ def test_agents_with_modules_of_other_classes_are_not_compiled(settings):
     assert compile_actor(make_agent(**({"traj_encoder": IdentityTrajEncoder} | settings))) is None
 
 
-def test_a_users_distribution_chooses_the_action():
+def test_user_distribution_is_sampled_by_torch():
     agent = make_agent(IdentityTrajEncoder, actor_type=partial(Actor, discrete_dist_type=OwnDiscrete))
     inputs = make_inputs(agent, 64, torch.zeros(64, dtype=torch.int64))
     got, expected = (how.get_actions(*inputs, sample=False)[0] for how in (compiled(agent), agent))
     assert torch.equal(got, expected)
 
 
-def test_no_actor_is_compiled_for_autocast_global_hooks_or_another_backend():
+def test_autocast_global_hooks_and_other_backends_prevent_compilation():
     agent = make_agent(IdentityTrajEncoder, "box")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert compile_actor(agent) is None
@@ -531,17 +500,7 @@ def test_inputs_that_do_not_fit_run_through_the_modules():
         actor.get_actions({"a": steps[0][0]["a"]}, *steps[0][1:], agent.init_hidden_state(ROWS, "cpu"))
 
 
-def test_a_ring_of_negative_length_is_refused():
-    agent = make_agent(SMALL_TRANSFORMER)
-    hidden = agent.init_hidden_state(2, "cpu")
-    hidden.seq_lens[1] = -1
-    before = hidden.key_cache.data.clone()
-    with pytest.raises(ValueError, match="at least 0"):
-        compiled(agent).get_actions(*make_inputs(agent, 2, torch.zeros(2, dtype=torch.int64)), hidden)
-    assert torch.equal(hidden.key_cache.data, before)
-
-
-def test_probabilities_that_are_not_finite_cannot_be_drawn_from():
+def test_sampling_from_non_finite_probabilities_raises():
     agent = make_agent(IdentityTrajEncoder)
     obs, rl2s, time = make_inputs(agent, ROWS, torch.zeros(ROWS, dtype=torch.int64))
     obs["b"][2] = torch.nan
@@ -559,7 +518,7 @@ def test_a_step_without_a_learned_position_raises():
 
 
 @pytest.mark.parametrize("pos_emb", ["fixed", "rope"])
-def test_positions_go_on_as_long_as_episodes_do(pos_emb):
+def test_positions_late_in_an_episode_are_the_same(pos_emb):
     agent = make_agent(partial(TformerTrajEncoder, d_model=32, n_heads=2, pos_emb=pos_emb), "box")
     actor = compiled(agent)
     for step in (1023, 1024, 5000, 1_000_000):
@@ -577,19 +536,3 @@ def test_strided_inputs_are_read_correctly():
     every_second = ({key: x[::2] for key, x in obs.items()}, rl2s[::2], time[::2])
     got, expected = (how.get_actions(*every_second, sample=False)[0] for how in (compiled(agent), agent))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_threads_may_share_a_compiled_actor():
-    agent = make_agent(partial(GRUTrajEncoder, d_hidden=64, n_layers=3), "box", tstep={"d_hidden": 256})
-    actor = compiled(agent)
-    given = [make_inputs(agent, rows, torch.zeros(rows, dtype=torch.int64)) for rows in (40, 60)]
-    expected = [actor.get_actions(*inputs, sample=False)[0] for inputs in given]
-
-    def act(which: int) -> bool:
-        return all(
-            torch.equal(actor.get_actions(*given[which], sample=False)[0], expected[which])
-            for _ in range(100)
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(act, range(2)))

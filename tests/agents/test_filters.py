@@ -27,16 +27,6 @@ def test_the_exponential_filter_clips_advantages_before_and_weights_after():
     assert exp_filter(torch.tensor([-60.0]), clip_weights_low=None).item() == pytest.approx(8.7565e-27)
 
 
-def test_the_leaky_filter_has_its_value_at_zero_and_its_two_slopes():
-    adv = torch.tensor([-0.02, 0.0, 0.02, 1.02], dtype=torch.float64)
-    below, zero, above, far = leaky_relu_filter(
-        adv, target_f0=0.3, beta=4.0, neg_slope=0.2, add_binary=False
-    ).tolist()
-    assert zero == pytest.approx(0.3)
-    assert (zero - below) / 0.02 == pytest.approx(0.2 / 4.0)
-    assert far - above == pytest.approx(1.0 / 4.0)
-
-
 def test_the_leaky_filter_is_bounded():
     weights = leaky_relu_filter(torch.tensor([-1e6, 1e6]))
     torch.testing.assert_close(weights, torch.tensor([1e-7, 10.0]))

@@ -72,7 +72,3 @@ def test_one_training_forward_equals_the_golden_numbers(golden, name, lengths_kn
         torch.testing.assert_close(
             state[key], value, atol=1e-4, rtol=1e-3, msg=lambda m, key=key: f"{key}: {m}"
         )
-
-
-def test_there_are_golden_agents():
-    assert len(CASES) >= 13

@@ -66,7 +66,7 @@ def test_the_actors_gradient_does_not_grow_with_the_values(make, make_batch):
         torch.testing.assert_close(small, large)
 
 
-def test_values_are_returns_times_the_multiplier_and_targets_are_too(make, make_batch):
+def test_values_and_targets_are_returns_times_the_multiplier(make, make_batch):
     torch.manual_seed(0)
     gin.bind_parameter("NCriticsTwoHot.init_value", 40.0)
     agent = make("box", reward_multiplier=7.0)
@@ -85,7 +85,7 @@ class Classifying(NCriticsTwoHot):
     """Critics of a user."""
 
 
-def test_bindings_of_agent_do_not_reach_it(make):
+def test_gin_bindings_of_agent_do_not_apply_to_multitask_agent(make):
     gin.bind_parameter("Agent.tau", 0.9)
     gin.bind_parameter("Agent.num_critics", 9)
     gin.bind_parameter("MultiTaskAgent.reward_multiplier", 3.0)

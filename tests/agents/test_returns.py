@@ -14,16 +14,6 @@ def test_real_steps_equal_the_golden_numbers(golden, n):
     torch.testing.assert_close(ours[real], t["y"][real], atol=1e-5, rtol=1e-4)
 
 
-def test_three_steps_by_hand():
-    r = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1, 1)
-    q = torch.tensor([10.0, 20.0, 30.0]).view(1, 3, 1, 1, 1)
-    none, ones = torch.zeros_like(r), torch.ones_like(r)
-    gamma = torch.tensor([[0.5]])
-    returns = nstep_return(r, none, q, gamma, 3, ones).flatten()
-    expected = [1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 30, 2 + 0.5 * 3 + 0.25 * 30, 3 + 0.5 * 30]
-    torch.testing.assert_close(returns, torch.tensor(expected))
-
-
 def test_less_than_one_step_is_an_error():
     x = torch.zeros(1, 2, 1, 1, 1)
     with pytest.raises(ValueError, match="n must be at least 1 step, got 0"):

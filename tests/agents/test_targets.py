@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from amago.agent.targets import move_towards, random_critic_subset
+from amago.agent.losses import random_critic_subset
 
 
 def with_replacement(values, size, reduce):
@@ -49,13 +49,3 @@ def test_all_critics_need_no_draw(reduce, expected):
 def test_a_subset_that_does_not_exist_is_an_error(size):
     with pytest.raises(ValueError, match=f"between 1 and the number of critics, 3, got {size}"):
         random_critic_subset(torch.zeros(1, 3, 1, 1), size, "min")
-
-
-def test_targets_move_by_tau():
-    targets = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.ones(3))]
-    sources = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(3))]
-    move_towards(targets, sources, 0.25)
-    assert targets[0].tolist() == [0.25] * 2
-    assert targets[1].tolist() == [0.75] * 3
-    move_towards(targets, sources, 1.0)
-    assert targets[0].tolist() == [1.0] * 2

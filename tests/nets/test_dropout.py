@@ -12,7 +12,7 @@ def dropped(p, x, seed=0):
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
-def test_as_many_are_dropped_as_p_says(p):
+def test_share_of_dropped_elements_equals_p(p):
     n = 400_000
     share = (dropped(p, torch.ones(n)) == 0).double().mean().item()
     assert abs(share - p) < 5 * (p * (1 - p) / n) ** 0.5  # five standard deviations

@@ -22,7 +22,7 @@ def test_three_updates_equal_the_golden_numbers(torch_golden, assert_forward):
         assert_forward(value, t[f"state3.{key}"])
 
 
-def test_a_skipped_norm_passes_inputs_on_but_keeps_its_statistics_moving():
+def test_skip_returns_inputs_but_updates_statistics():
     norm = InputNorm(2, skip=True)
     x = torch.full((1, 3, 2), 7.0)
     norm.update_stats(x)

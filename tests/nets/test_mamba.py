@@ -95,20 +95,6 @@ def test_steps_equal_the_whole_sequence_at_any_size(seed):
     torch.testing.assert_close(last, hidden_state, atol=1e-5, rtol=1e-4)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("as_type", [torch.tensor, np.array, list])
-def test_a_row_that_is_reset_starts_anew_and_the_others_go_on(as_type):
-    encoder = make_encoder()
-    seq = torch.randn(3, 9, 5)
-    before, hidden_state = rollout(encoder, seq[:, :4])
-    hidden_state = encoder.reset_hidden_state(hidden_state, as_type([False, True, False]))
-    after, _ = rollout(encoder, seq[:, 4:], hidden_state)
-    whole, _ = encoder(seq)
-    torch.testing.assert_close(torch.cat([before, after], 1)[[0, 2]], whole[[0, 2]], atol=1e-5, rtol=1e-4)
-    fresh, _ = encoder(seq[1:2, 4:])
-    torch.testing.assert_close(after[1:2], fresh, atol=1e-5, rtol=1e-4)
-
-
 def test_every_parameter_gets_a_gradient_and_steps_give_the_same_ones():
     encoder = make_encoder().double()
     seq = torch.randn(3, 6, 5, dtype=torch.float64)

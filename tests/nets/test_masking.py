@@ -31,7 +31,7 @@ def test_a_mean_over_nothing_is_zero():
     assert masked_avg(torch.ones(3), torch.zeros(3, dtype=torch.bool)).item() == 0.0
 
 
-def test_the_mask_is_known_within_its_context_only_even_if_it_is_left_by_an_error():
+def test_mask_is_restored_when_its_context_exits():
     outer, inner = torch.ones(1, 2, 1, dtype=torch.bool), torch.zeros(1, 2, 1, dtype=torch.bool)
     assert current_timestep_mask() is None
     with timestep_mask(outer):

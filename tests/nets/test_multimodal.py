@@ -71,7 +71,7 @@ def make(space=SPACE, **kwargs) -> MultiModalTstepEncoder:
     ],
     ids=str,
 )
-def test_the_encoder_goes_by_the_space(space, kind):
+def test_encoder_kind_follows_from_the_space(space, kind):
     assert kind_of(as_array_spec(space)) == kind
 
 
@@ -97,7 +97,7 @@ PIXELS = spaces.Box(0, 255, (64, 64, 3), np.uint8)
     ids=str,
 )
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_the_encoder_that_suits_the_observations_is_built_without_a_setting(space, name):
+def test_default_encoder_of_a_space_can_be_built(space, name):
     assert tstep_encoder_for(space) == name
     get_tstep_encoder_cls(name)(obs_space=space, rl2_space=(3,))
 
@@ -136,7 +136,7 @@ class TestTokens:
         return TokenFeatures(ArraySpec((length,), "int64", low, high)).eval()
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
-    def test_values_out_of_bounds_share_the_row_that_means_nothing(self, dtype):
+    def test_tokens_out_of_bounds_have_embedding_row_0(self, dtype):
         limits = torch.iinfo(dtype)
         tokens = torch.tensor([limits.min, 8, 100, limits.max], dtype=dtype)
         expected = [1 + 2 if dtype is torch.uint8 else 0, 0, 0, 0]
@@ -162,7 +162,7 @@ class TestTokens:
             (ArraySpec((4,), "int64", 0, 2**40), "too many to embed"),
         ],
     )
-    def test_a_vocabulary_that_cannot_be_is_refused(self, spec, message):
+    def test_unbounded_and_huge_vocabularies_are_refused(self, spec, message):
         with pytest.raises(ValueError, match=message):
             TokenFeatures(spec)
 
@@ -184,7 +184,7 @@ class TestImages:
             ((5, 6, 5), False),
         ],
     )
-    def test_the_shape_tells_the_layout(self, shape, first):
+    def test_image_layout_is_inferred_from_the_shape(self, shape, first):
         assert channels_come_first(shape) == first
 
     @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ class Doubled(nn.Module):
 class TestChoices:
     """`encoders`, in Python and in gin."""
 
-    def test_a_name_a_network_a_callable_or_nothing(self):
+    def test_encoders_are_names_networks_callables_or_ignored(self):
         encoder = make(
             encoders={
                 "camera": IMPALAishCNN,
@@ -273,45 +273,28 @@ class TestChoices:
 
 
 @pytest.mark.parametrize(
-    ("space", "encoders", "error", "message"),
+    ("space", "encoders", "message"),
     [
-        ({"image": (40, 40, 3)}, {"imag": "image"}, ValueError, "'imag'.*Did you mean 'image'"),
+        ({"image": (40, 40, 3)}, {"imag": "image"}, "'imag'.*Did you mean 'image'"),
         (
             {"text": (4,)},
             {"text": "token"},
-            ValueError,
             "'text': unknown encoder 'token'.*Did you mean 'tokens'",
         ),
         (
             {"points": (4, 3)},
             {},
-            ValueError,
             r"'points' has shape \(4, 3\).*encoders=\{'points': ...\} with 'vector'",
         ),
-        ({"a": (3,)}, {"a": "ignore"}, ValueError, "at least one of a; all are ignored"),
-        ({"text": (4,)}, {"text": "tokens"}, ValueError, "'text': tokens need bounds"),
+        ({"a": (3,)}, {"a": "ignore"}, "at least one of a; all are ignored"),
+        ({"text": (4,)}, {"text": "tokens"}, "'text': tokens need bounds"),
         (
             {"vec": (4,)},
             {"vec": "image"},
-            ValueError,
             r"'vec': an image must have three axes, got shape \(4,\)",
         ),
-        ({"a": (3,)}, {"a": 3}, TypeError, "'a': its encoder must be a name, a CNN or a callable, got 3"),
-        (
-            {"a": (3,)},
-            {"a": lambda space: None},
-            TypeError,
-            "'a': .* must return a torch.nn.Module, got None",
-        ),
-        (
-            {"a": (3,)},
-            {"a": lambda space: nn.Flatten()},
-            ValueError,
-            r"'a': Flatten must map .* to \(1, 3\)",
-        ),
-        ({"a.b": (3,), "a/b": (3,)}, {}, ValueError, "'a/b' has the name of another one"),
     ],
 )
-def test_what_cannot_be_names_the_observation_and_the_remedy(space, encoders, error, message):
-    with pytest.raises(error, match=message):
+def test_encoders_that_do_not_fit_are_named(space, encoders, message):
+    with pytest.raises(ValueError, match=message):
         make(space, encoders=encoders)

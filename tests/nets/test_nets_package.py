@@ -16,7 +16,7 @@ from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 @pytest.mark.parametrize(
     "selector", ["MLP.n_layers", "FFBlock.d_ff", "Normalization.method", "DrQCNN.activation"]
 )
-def test_building_blocks_take_their_settings_from_their_owners_alone(selector):
+def test_building_blocks_are_not_gin_configurable(selector):
     with pytest.raises(ValueError, match=r"No configurable|Couldn't find"):
         gin.bind_parameter(selector, 1)
 
@@ -39,7 +39,7 @@ def test_bindings_reach_what_encoders_and_heads_build():
     assert Actor(state_dim=4, action_dim=2, discrete=True, gammas=[0.9]).policy_dist.clip_prob_low == 0.05
 
 
-def test_a_gin_file_can_name_the_map_of_standard_deviations():
+def test_std_activation_is_set_by_gin():
     gin.parse_config("TanhGaussian.std_activation = @softplus_bounded_positive")
     dist = TanhGaussian(2, std_low=0.5)(torch.zeros(1, 4))
     torch.testing.assert_close(dist.std, torch.full((1, 2), 0.5 + math.log(2.0)))

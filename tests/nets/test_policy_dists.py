@@ -78,7 +78,7 @@ def test_multibinary_equals_the_golden_numbers(torch_golden, assert_forward):
         (MultiDiscrete.with_sizes((2, 4)), True, False, 6),
     ],
 )
-def test_every_distribution_says_what_it_is(make, differentiable, discrete, width):
+def test_kind_and_input_dimension_of_every_distribution(make, differentiable, discrete, width):
     output = make(d_action=6)
     assert output.actions_differentiable is differentiable
     assert output.is_discrete is discrete

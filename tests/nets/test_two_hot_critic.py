@@ -6,11 +6,10 @@ import gin
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.distributions import Categorical
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from amago.nets.actor_critic import BinDist, NCriticsTwoHot
+from amago.nets.actor_critic import NCriticsTwoHot
 
 GAMMAS = torch.tensor([0.1, 0.9, 0.999])
 GOLDEN = ["twohot_twohot_symlog", "twohot_twohot_linear", "twohot_hlgauss_symlog"]
@@ -81,21 +80,6 @@ def test_a_new_critic_predicts_about_its_initial_value(init_value, symlog):
     assert differing == ["net.output_layer.bias"]
 
 
-def test_a_distribution_offers_what_a_categorical_does():
-    torch.manual_seed(0)
-    dist = make()(torch.randn(1, 4, 5), torch.randn(1, 1, 4, 3, 3))
-    plain = Categorical(logits=dist.raw_logits)
-    for name in ("logits", "probs", "batch_shape"):
-        torch.testing.assert_close(getattr(dist, name), getattr(plain, name))
-    torch.testing.assert_close(dist.entropy(), plain.entropy())
-    drawn = dist.sample((6,))
-    assert drawn.shape == (6, 1, 1, 4, 2, 3)
-    torch.testing.assert_close(dist.log_prob(drawn), plain.log_prob(drawn))
-    assert isinstance(dist, BinDist)
-    critic = make()
-    torch.testing.assert_close(critic.bin_dist_to_raw_vals(dist), critic.bin_dist_to_raw_vals(plain))
-
-
 @pytest.mark.parametrize("label_type", ["twohot", "hlgauss"])
 def test_the_loss_is_the_cross_entropy_with_the_labels_that_the_critic_states(label_type):
     torch.manual_seed(0)
@@ -109,7 +93,7 @@ def test_the_loss_is_the_cross_entropy_with_the_labels_that_the_critic_states(la
     torch.testing.assert_close(critic.cross_entropy(dist, target), expected, atol=1e-4, rtol=1e-5)
 
 
-def test_labels_of_a_subclass_are_followed():
+def test_overridden_labels_are_used_by_the_loss():
     class Nearest(NCriticsTwoHot):
         def raw_vals_to_labels(self, raw_td_target):
             place = self.bins.position(raw_td_target.squeeze(-1)).round().long()

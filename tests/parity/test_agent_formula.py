@@ -162,7 +162,7 @@ def critic_of(critics, agent, state, action):
         agent.critics = own
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("popart", [False, True], ids=["raw", "popart"])
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
-from amago.nets.cnn import GridworldCNN, IMPALAishCNN
+from amago.nets.cnn import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.ff import MLP, FFBlock
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import LearnablePosEmb, SigmaReparam
 
 GAMMAS = [0.5, 0.9, 0.99]
@@ -75,13 +75,6 @@ def test_plain_layers_start_as_torch_starts_them(make):
             assert (module.bias == 0).all()
 
 
-def test_recurrent_layers_start_as_torch_starts_them():
-    encoder = GRUTrajEncoder(20, 9, d_hidden=40, n_layers=2, d_output=30)
-    for name, p in encoder.rnn.named_parameters():
-        assert_uniform(p, 1 / math.sqrt(40), name)
-    assert_uniform(encoder.out.weight, 1 / math.sqrt(40), "out")
-
-
 def test_learned_positions_start_standard_normal():
     x = LearnablePosEmb(64, max_time_idx=500).embeddings.weight.detach()
     assert x.mean().item() == pytest.approx(0.0, abs=0.03)
@@ -108,13 +101,6 @@ def test_reparametrised_layers_of_a_transformer_start_at_spectral_norm_one():
         assert out.norm().item() == pytest.approx(1.0, abs=1e-4), values[0]
 
 
-def test_the_normal_of_a_reparametrised_layer_is_cut_off_at_two():
-    """torch's trunc_normal_ cuts at ±2 in absolute terms, a hundred deviations here: nothing is cut."""
-    weight = SigmaReparam(300, 300).weight.detach()
-    assert weight.abs().max() > 0.07
-    assert weight.std().item() == pytest.approx(0.02, rel=0.01)
-
-
 def test_fast_init_starts_like_a_linear_layer_with_random_directions():
     layer = SigmaReparam(50, 70, fast_init=True)
     assert_uniform(layer.weight, 1 / math.sqrt(50), "weight")
@@ -125,7 +111,7 @@ def test_fast_init_starts_like_a_linear_layer_with_random_directions():
     assert abs(left @ layer.u.double().numpy()) < 0.6
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("symlog", [True, False])
 def test_an_initial_value_sets_the_bias_of_the_bins_alone(draw, seed, symlog):
     """-(bin - value)^2 / (2 (4 widths)^2) for every critic, in the space of the bins."""
@@ -152,3 +138,20 @@ def test_an_initial_value_sets_the_bias_of_the_bins_alone(draw, seed, symlog):
     for outside in (low - 1.0, high + 1.0):
         with pytest.raises(ValueError, match="init_value"):
             NCriticsTwoHot(5, 3, GAMMAS, False, num_critics=2, init_value=outside, **arguments)
+
+
+@pytest.mark.parametrize("cls", [NatureishCNN, DrQCNN])
+@pytest.mark.parametrize("seed", range(2))
+def test_pixel_networks_start_delta_orthogonal(draw, cls, seed):
+    """All zero but the centre tap, whose rows or columns are orthogonal with the gain of a leaky ReLU."""
+    torch.manual_seed(seed)
+    d = draw(seed)
+    network = cls(img_shape=(40, 40, d.size(1, 12)))
+    gain = 2 / (1 + 0.01**2)
+    for conv in (m for m in network.modules() if isinstance(m, torch.nn.Conv2d)):
+        weight = conv.weight.detach().double()
+        centre = weight[:, :, weight.shape[2] // 2, weight.shape[3] // 2].numpy()
+        small = centre if centre.shape[0] <= centre.shape[1] else centre.T
+        np.testing.assert_allclose(small @ small.T, gain * np.eye(len(small)), atol=1e-5)
+        assert weight.abs().sum() == pytest.approx(np.abs(centre).sum())
+        assert not conv.bias.any()

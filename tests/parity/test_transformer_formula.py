@@ -118,7 +118,7 @@ def drawn(d, f64, positions, sigma, window=64):
     return encoder.eval(), written
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sigma", [False, True], ids=["plain", "sigma"])
 @pytest.mark.parametrize("positions", ["fixed", "learned", "rope"])
 def test_whole_sequences(f64, draw, same_as_formula, positions, sigma, seed):
@@ -136,56 +136,7 @@ def test_whole_sequences(f64, draw, same_as_formula, positions, sigma, seed):
     )
 
 
-@pytest.mark.parametrize("positions", ["fixed", "learned", "rope"])
-def test_float64_networks(f64, draw, f64_weights, positions):
-    d = draw(11)
-    encoder, written = drawn(d, f64, positions, sigma=True)
-    encoder.double()
-    x, places = d.normal(2, 5, encoder.tstep_dim).double(), torch.arange(5).expand(2, 5)
-    y = encoder(x, places.unsqueeze(-1))[0]
-    assert y.dtype == torch.float64
-    # Angles are known to float32 alone.
-    torch.testing.assert_close(y, written(f64_weights(encoder), x, places), atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("positions", ["fixed", "learned", "rope"])
-def test_cached_steps_past_the_window_equal_windowed_attention(
-    f64, draw, episodes, same_forward, f64_weights, positions, seed
-):
-    """With resets of single rows; positions stay those of the episode, and deeper layers see further back."""
-    d = draw(seed)
-    window = d.size(1, 6)
-    encoder, written = drawn(d, f64, positions, bool(seed % 2), window)
-    rows, steps = d.size(1, 4), 2 * window + d.size(1, 6)
-    seq, ended = d.normal(rows, steps, encoder.tstep_dim), d.uniform(rows, steps) < 0.1
-    hidden, place, outs = encoder.init_hidden_state(rows, "cpu"), torch.zeros(rows, dtype=torch.int64), []
-    with torch.no_grad():
-        for t in range(steps):
-            out, hidden = encoder(seq[:, t : t + 1], place.view(-1, 1, 1), hidden)
-            hidden = encoder.reset_hidden_state(hidden, ended[:, t])
-            place = torch.where(ended[:, t], torch.zeros_like(place), place + 1)
-            outs.append(out)
-    y, w = torch.cat(outs, 1), f64_weights(encoder)
-    for row, steps_of_it in episodes(ended):
-        episode = seq[row : row + 1, steps_of_it].double()
-        places = torch.arange(episode.shape[1]).unsqueeze(0)
-        same_forward(y[row : row + 1, steps_of_it], written(w, episode, places, window))
-
-
-@pytest.mark.parametrize("positions", ["fixed", "learned", "rope"])
-def test_padding_at_the_end_does_not_matter(f64, draw, positions):
-    d = draw(5)
-    encoder, _ = drawn(d, f64, positions, sigma=True)
-    x, places = d.normal(3, 7, encoder.tstep_dim), torch.arange(7).view(1, 7, 1).repeat(3, 1, 1)
-    padded, elsewhere = x.clone(), places.clone()
-    padded[:, 4:], elsewhere[:, 4:] = 4.0, 0
-    with torch.no_grad():
-        a, b = encoder(x, places)[0], encoder(padded, elsewhere)[0]
-    torch.testing.assert_close(a[:, :4], b[:, :4])
-
-
-@pytest.mark.parametrize("seed", range(5))
 def test_sigma_reparam_in_training(draw, seed):
     """Each forward moves u, then v, by one power iteration; sigma's gradient takes u and v as constants."""
     d = draw(seed)

@@ -72,7 +72,7 @@ def compile_actor(agent: BaseAgent) -> CompiledActor | None:
 
 
 def _obstacle(agent: BaseAgent) -> str | None:
-    """Why an agent acts otherwise than by its encoders and its actor; None if it does not."""
+    """Why the agent cannot be compiled, None if it can: only its encoders and its actor are translated."""
     from amago.agent.agent import Agent  # which imports this module
 
     name = type(agent).__name__

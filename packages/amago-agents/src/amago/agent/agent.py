@@ -19,18 +19,13 @@ from torch import Tensor, nn
 
 from amago.agent import losses
 from amago.agent.acting import choose_actions
-from amago.agent.base import BaseAgent
-from amago.agent.batch import Batch
+from amago.agent.base import BaseAgent, register_agent
+from amago.agent.batch import Batch, Transitions, gather_from_batch, scatter_to_batch
 from amago.agent.diagnostics import extremes, grad_norm
-from amago.agent.filters import binary_filter
+from amago.agent.filters import binary_filter, with_bindings
 from amago.agent.gammas import Multigammas
-from amago.agent.registry import register_agent
 from amago.agent.return_head import RecordedValues, RegressionHead, ReturnHead
-from amago.agent.returns import nstep_return
-from amago.agent.targets import move_towards, random_critic_subset
-from amago.agent.transitions import Transitions, gather_from_batch, scatter_to_batch
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
-from amago.nets.configurable import with_bindings
 from amago.nets.masking import MAGIC_PAD_VAL, masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
@@ -294,14 +289,14 @@ class Agent(BaseAgent):
         values = self.return_head.raw_values(self.target_critics, self.target_critics(t.next_state, action))
         values = at_least_float32(self.return_head.denormalize(values).mean(0))  # (1, n, C, G, 1)
         reduce = "min" if self.online_coeff > 0 else "mean"
-        values = random_critic_subset(values, self.num_critics_td, reduce)  # (1, n, 1, G, 1)
+        values = losses.random_critic_subset(values, self.num_critics_td, reduce)  # (1, n, 1, G, 1)
         reward, done = (x.view(1, -1, 1, 1, 1) for x in (t.reward, t.done))
         gamma = self.gammas.unsqueeze(-1)  # (G, 1)
         if self.n_step == 1:
-            return nstep_return(reward, done, values, gamma, 1, torch.ones_like(done))
+            return losses.nstep_return(reward, done, values, gamma, 1, torch.ones_like(done))
         reward, done, values = (scatter_to_batch(x, t.flat_idxs, batch) for x in (reward, done, values))
         mask = batch.transition_mask[..., None, None]  # (B, T, 1, 1, 1)
-        returns = nstep_return(reward, done, values, gamma, self.n_step, mask)
+        returns = losses.nstep_return(reward, done, values, gamma, self.n_step, mask)
         return gather_from_batch(returns, t.flat_idxs)
 
     def _policy_values(self, t: Transitions, dist: Any, recorded: RecordedValues) -> Tensor:
@@ -375,13 +370,14 @@ class Agent(BaseAgent):
 
     def _full_copy(self, target: nn.Module, online: nn.Module) -> None:
         """Copies the parameters of `online` into `target`."""
-        self._ema_copy(target, online, tau=1.0)
+        with torch.no_grad():
+            torch._foreach_copy_(list(target.parameters()), list(online.parameters()))
 
+    @torch.no_grad()
     def _ema_copy(self, target: nn.Module, online: nn.Module, tau: float | None = None) -> None:
-        """target += tau * (online - target) for all parameters; `tau` is the agent's unless given."""
-        move_towards(
-            list(target.parameters()), list(online.parameters()), tau=self.tau if tau is None else tau
-        )
+        """target += tau * (online - target) in one fused operation; `tau` is the agent's unless given."""
+        tau = self.tau if tau is None else tau
+        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import grad_norm
 from amago.nets.masking import timestep_mask
+from amago.nets.registry import Registry
 from amago.nets.specs import as_action_spec
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
@@ -178,3 +179,15 @@ def _require_width(encoded: Tensor, encoder: TstepEncoder | TrajEncoder) -> None
             f"{name}.emb_dim is {encoder.emb_dim}, but its output is {encoded.shape[-1]} wide "
             f"{tuple(encoded.shape)}: emb_dim must be the width of the output of {name}"
         )
+
+
+_AGENTS: Registry[BaseAgent] = Registry("agent")
+
+register_agent = _AGENTS.register
+"""Class decorator that registers an agent by name; see `Registry.register`."""
+
+get_agent_cls = _AGENTS.get
+"""The class registered by a name; see `Registry.get`."""
+
+list_registered_agents = _AGENTS.names
+"""All names, sorted."""

@@ -6,20 +6,37 @@ advantages (B, T, G, 1) in the shape of the batch, with 0 in padding.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.nets.configurable import configurable_function
+
+def with_bindings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its current gin bindings applied.
+
+    gin looks bindings up under a lock at every call, which is slow and which torch.compile cannot trace. Functions
+    that gin does not know, or knows only in a scope, are returned unchanged.
+    """
+    try:
+        bindings = gin.get_bindings(function)
+    except ValueError:
+        return function
+    return functools.partial(inspect.unwrap(function), **bindings)
 
 
-@configurable_function("amago.agent")
+@gin.configurable(module="amago.agent")
 def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     """1 where the advantage exceeds `threshold`, else 0 (CRR "binary", Wang et al. 2020, eq. 3)."""
     return (adv > threshold).to(adv.dtype)
 
 
-@configurable_function("amago.agent")
+@gin.configurable(module="amago.agent")
 def exp_filter(
     adv: Tensor,
     beta: float = 1.0,
@@ -42,7 +59,7 @@ def exp_filter(
     return _clamp(weights, clip_weights_low, clip_weights_high)
 
 
-@configurable_function("amago.agent")
+@gin.configurable(module="amago.agent")
 def leaky_relu_filter(
     adv: Tensor,
     beta: float = 2.0,

@@ -14,8 +14,8 @@ import gin
 from torch import Tensor
 
 from amago.agent.agent import Agent
+from amago.agent.base import register_agent
 from amago.agent.filters import binary_filter
-from amago.agent.registry import register_agent
 from amago.agent.return_head import ClassificationHead, ReturnHead
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCriticsTwoHot
 from amago.nets.traj_encoders import TrajEncoder

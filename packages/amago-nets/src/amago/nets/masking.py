@@ -44,9 +44,9 @@ def current_timestep_mask() -> Tensor | None:
     return _state.mask
 
 
-def mask_from_filler(x: Tensor, pad_value: float = MAGIC_PAD_VAL) -> Tensor:
-    """True for real timesteps: those that are not `pad_value` in every feature. (B, L, D) -> bool (B, L, 1)."""
-    return ~(x == pad_value).all(dim=-1, keepdim=True)
+def mask_from_filler(x: Tensor) -> Tensor:
+    """True for timesteps that are not `MAGIC_PAD_VAL` in every feature. (B, L, D) -> bool (B, L, 1)."""
+    return ~(x == MAGIC_PAD_VAL).all(dim=-1, keepdim=True)
 
 
 def masked_avg(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Actor and critic heads.
 
-`base` holds the base classes, `actor` the actors, `critic` the regressing critics, `two_hot` the classifying
-critics,
-`ensemble` the layers of both, and `popart` the normalisation of values.
+- `base`: base classes; `actor`: actors.
+- `critic`: critics that regress returns; `two_hot`: critics that classify them; `ensemble`: the layers of both.
+- `popart`: normalisation of values.
 """
 
 from amago.nets.actor_critic.actor import Actor, ResidualActor

@@ -12,7 +12,6 @@ import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Categorical
 
 from amago.kernels import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
 from amago.kernels.two_hot.reference import hl_gauss_labels, two_hot_labels
@@ -26,10 +25,7 @@ _INIT_WIDTH = 4.0  # standard deviation, in bins, of the initial prediction of a
 
 
 class BinDist:
-    """A categorical distribution over bins, evaluated lazily.
-
-    Losses and values need the raw logits only. Normalised `logits`, `probs`, `sample`, `log_prob` and
-    `entropy` are those of `torch.distributions.Categorical`, computed at each use.
+    """A categorical distribution over bins, by its unnormalised logits, from which losses and values are computed.
 
     Args:
         raw_logits: unnormalised log-probabilities (..., n).
@@ -41,11 +37,6 @@ class BinDist:
         self.bins = bins
 
     @property
-    def batch_shape(self) -> torch.Size:
-        """(...), which is (K, B, L, C, G) for the output of critics."""
-        return self.raw_logits.shape[:-1]
-
-    @property
     def logits(self) -> Tensor:
         """log-probabilities (..., n)."""
         return F.log_softmax(self.raw_logits, dim=-1)
@@ -54,29 +45,6 @@ class BinDist:
     def probs(self) -> Tensor:
         """Probabilities (..., n)."""
         return torch.softmax(self.raw_logits, dim=-1)
-
-    @property
-    def categorical(self) -> Categorical:
-        """The equivalent `torch.distributions.Categorical`."""
-        return Categorical(logits=self.raw_logits)
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Indices of bins, (*sample_shape, ...)."""
-        drawn: Tensor = self.categorical.sample(torch.Size(sample_shape))
-        return drawn
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of indices of bins (...)."""
-        log_prob: Tensor = self.categorical.log_prob(value)
-        return log_prob
-
-    def entropy(self) -> Tensor:
-        """Entropy in nats (...)."""
-        entropy: Tensor = self.categorical.entropy()
-        return entropy
-
-    def __repr__(self) -> str:
-        return f"BinDist(batch_shape={tuple(self.batch_shape)}, bins={self.bins})"
 
 
 @gin.configurable(module="amago.nets.actor_critic")
@@ -196,17 +164,13 @@ class NCriticsTwoHot(BaseCriticHead):
         Targets are clamped to the support and carry no gradient; NaN gives NaN.
         """
         if type(self).raw_vals_to_labels is not NCriticsTwoHot.raw_vals_to_labels:
-            return labelled_cross_entropy(bin_dist, self.raw_vals_to_labels(raw_td_target))
+            labels = self.raw_vals_to_labels(raw_td_target).detach()
+            log_probs = F.log_softmax(_raw_logits(bin_dist).to(labels.dtype), dim=-1)
+            return -(labels * log_probs).sum(dim=-1, keepdim=True)
         logits, target = _raw_logits(bin_dist), raw_td_target.squeeze(-1)
         if self.label_type == "hlgauss":
             return hl_gauss_cross_entropy(logits, target, self.bins, sigma=self.sigma).unsqueeze(-1)
         return two_hot_cross_entropy(logits, target, self.bins).unsqueeze(-1)
-
-
-def labelled_cross_entropy(bin_dist: Any, labels: Tensor) -> Tensor:
-    """-sum_j labels_j log p_j for distributions (..., n) and dense labels broadcastable to them: (..., 1)."""
-    log_probs = F.log_softmax(_raw_logits(bin_dist).to(labels.dtype), dim=-1)
-    return -(labels.detach() * log_probs).sum(dim=-1, keepdim=True)
 
 
 def _raw_logits(bin_dist: Any) -> Tensor:

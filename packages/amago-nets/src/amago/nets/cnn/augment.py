@@ -68,11 +68,13 @@ class ShiftShareOfBatch(nn.Module):
         share: share of the batch's sequences to augment, in [0, 1], see `num_clean_sequences`.
 
     Raises:
-        ValueError: if images are not square.
+        ValueError: if images are not square or the share is out of range.
     """
 
     def __init__(self, img_shape: Sequence[int], channels_first: bool, share: float) -> None:
         super().__init__()
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"aug_pct_of_batch must be a share between 0 and 1, got {share!r}")
         height, width = img_shape[1:] if channels_first else img_shape[:2]
         if height != width:
             raise ValueError(
@@ -88,9 +90,3 @@ class ShiftShareOfBatch(nn.Module):
             return imgs
         clean = num_clean_sequences(imgs.shape[0], self.share)
         return torch.cat([imgs[:clean], self.shift(imgs[clean:])])
-
-
-def check_share(aug_pct_of_batch: float) -> None:
-    """Raises ValueError unless the share lies in [0, 1]."""
-    if not 0.0 <= aug_pct_of_batch <= 1.0:
-        raise ValueError(f"aug_pct_of_batch must be a share between 0 and 1, got {aug_pct_of_batch!r}")

@@ -56,12 +56,6 @@ class CNN(nn.Module, ABC):
         return self.img_shape[0 if self.channels_first else -1]
 
     @property
-    def spatial_shape(self) -> tuple[int, int]:
-        """(H, W)."""
-        height, width = self.img_shape[1:] if self.channels_first else self.img_shape[:2]
-        return height, width
-
-    @property
     def blank_img(self) -> Tensor:
         """A black image (1, 1, *img_shape), for determining the width of the output."""
         device = next((p.device for p in self.parameters()), None)
@@ -94,16 +88,3 @@ class CNN(nn.Module, ABC):
             imgs = imgs / 128.0 - 1.0
         maps = self.conv_forward(imgs.contiguous())  # (N, C', H', W')
         return maps.reshape(*leading, -1) if flatten else maps.reshape(*leading, *maps.shape[1:])
-
-
-def check_image_size(img: CNN, steps: Sequence[tuple[int, int]], name: str) -> None:
-    """Raises ValueError if an image is too small for (kernel, stride) steps without padding."""
-    for size in img.spatial_shape:
-        left = size
-        for kernel, stride in steps:
-            left = (left - kernel) // stride + 1 if left >= kernel else 0
-        if left < 1:
-            raise ValueError(
-                f"images of {img.spatial_shape} pixels are too small for {name}; enlarge or pad them, or choose a "
-                "network with fewer or smaller kernels"
-            )

@@ -10,7 +10,7 @@ import gin
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.cnn.base import CNN, check_image_size
+from amago.nets.cnn.base import CNN
 
 _GROUPS = 4
 
@@ -58,7 +58,7 @@ class IMPALAishCNN(CNN):
         post_group_norm: group normalisation (4 groups) after each residual block.
 
     Raises:
-        ValueError: if the image is too small, or channels cannot be split into groups.
+        ValueError: if channels cannot be split into groups.
     """
 
     def __init__(
@@ -75,9 +75,6 @@ class IMPALAishCNN(CNN):
                 f"cnn_block_depths must be multiples of {_GROUPS} with post_group_norm=True, "
                 f"got {list(cnn_block_depths)}"
             )
-        check_image_size(self, [(3, 2)] * len(cnn_block_depths), type(self).__name__)
-        if post_group_norm:
-            _check_group_sizes(self.spatial_shape, cnn_block_depths)
         depths = [self.in_channels, *cnn_block_depths]
         self.blocks = nn.ModuleList(
             _Block(d_inp, d_out, self.activation, post_group_norm) for d_inp, d_out in pairwise(depths)
@@ -88,16 +85,3 @@ class IMPALAishCNN(CNN):
         for block in self.blocks:
             imgs = block(imgs)
         return imgs
-
-
-def _check_group_sizes(spatial_shape: tuple[int, int], depths: Sequence[int]) -> None:
-    """Raises ValueError if a group of channels has a single element, which normalisation turns into a constant."""
-    height, width = spatial_shape
-    for depth in depths:
-        height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1
-        if depth // _GROUPS * height * width == 1:
-            raise ValueError(
-                f"images of {spatial_shape} pixels shrink to one with cnn_block_depths={list(depths)}, and each "
-                f"of the {_GROUPS} groups of {depth} channels is then one number, which post_group_norm makes a "
-                "constant: enlarge the images, use more channels or fewer blocks, or post_group_norm=False"
-            )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import gin
 from torch import Tensor, nn
 
-from amago.nets.cnn.base import CNN, check_image_size, weight_init
+from amago.nets.cnn.base import CNN, weight_init
 
 
 class _ConvStack(CNN):
@@ -24,12 +24,6 @@ class _ConvStack(CNN):
         strides: Sequence[int],
     ) -> None:
         super().__init__(img_shape, channels_first=channels_first, activation=activation)
-        if not len(channels) == len(kernels) == len(strides) > 0:
-            raise ValueError(
-                "channels, kernels and strides must have equal lengths, "
-                f"got {list(channels)}, {list(kernels)} and {list(strides)}"
-            )
-        check_image_size(self, list(zip(kernels, strides, strict=True)), type(self).__name__)
         self.num_layers = len(channels)
         d_inp = self.in_channels
         for i, (d_out, kernel, stride) in enumerate(zip(channels, kernels, strides, strict=True), start=1):

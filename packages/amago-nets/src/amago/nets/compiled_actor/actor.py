@@ -131,13 +131,12 @@ class CompiledActor:
 
     What it computes equals `agent.get_actions` with the weights that the agent had at the last `refresh`.
     Inputs that the program does not accept (several timesteps, another device, autocast, a foreign hidden
-    state, a step without position embedding) are passed to `agent.get_actions`. Threads may share it; their
-    calls take turns.
+    state, a step without position embedding) are passed to `agent.get_actions`.
 
     Args:
         agent: in eval mode, on the CPU.
         choose_actions: maps a distribution and `sample` to actions, for distributions that C++ cannot sample from.
-        obstacle: why this agent must act by its modules, None if it may be compiled.
+        obstacle: returns why the agent cannot be compiled, None if it can.
 
     Attributes:
         reason: why there is no program; None if there is one.
@@ -216,7 +215,7 @@ class CompiledActor:
             )
         else:
             inputs = _inputs(obs, rl2s, compiled.inputs)
-        state = compiled.hidden_state.buffers(batch, hidden_state)
+        state = compiled.hidden_state(batch, hidden_state)
         if inputs is None or state is None:
             return None
         buffers, hidden_state = state

@@ -9,7 +9,7 @@ width of its convolution.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,60 +50,43 @@ TstepInputs = list[tuple[str | None, int]]
 """Key and width of each observation that a timestep encoder reads; None stands for `rl2s`."""
 
 
-class HiddenState(ABC):
-    """How a program reads and writes the hidden state of a trajectory encoder."""
-
-    @abstractmethod
-    def buffers(self, batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
-        """The buffers of a step and the hidden state after it; None if the program cannot use this hidden state.
-
-        Args:
-            batch: B.
-            hidden_state: from `init_hidden_state`, or after the step before.
-        """
+HiddenState = Callable[[int, Any], tuple[StateBuffers, Any] | None]
+"""Maps the number of rows and a hidden state to the buffers of a step and the hidden state after it; None if the
+program cannot use this hidden state."""
 
 
 def _usable(x: Tensor, shape: tuple[int, ...]) -> bool:
     return x.shape == shape and x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
 
 
-class NoHiddenState(HiddenState):
+def _no_memory(batch: int, hidden_state: Any) -> tuple[StateBuffers, Any]:
     """Of an encoder without memory, which returns the hidden state that it is given."""
-
-    def buffers(self, batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
-        """See `HiddenState`."""
-        return StateBuffers(), hidden_state
+    return StateBuffers(), hidden_state
 
 
-class RingCaches(HiddenState):
+def _ring_caches(layers: int, heads: int, dim: int) -> HiddenState:
     """The ring caches of a Transformer, updated in place."""
 
-    def __init__(self, layers: int, heads: int, dim: int) -> None:
-        self._layers, self._heads, self._dim = layers, heads, dim
-
-    def buffers(self, batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
-        """See `HiddenState`."""
+    def buffers(batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
         if type(hidden_state) is not TformerHiddenState:
             return None
         keys, values = hidden_state.key_cache.data, hidden_state.val_cache.data
         lengths = hidden_state.seq_lens
-        shape = (self._layers, batch, keys.shape[2], self._heads, self._dim)
+        shape = (layers, batch, keys.shape[2], heads, dim)
         if not _usable(keys, shape) or not _usable(values, shape):
             return None
         if lengths.shape != (batch,) or lengths.dtype != torch.int64 or not lengths.is_contiguous():
             return None
         return StateBuffers(keys=keys, values=values, lengths=lengths), hidden_state
 
+    return buffers
 
-class RecurrentStates(HiddenState):
-    """The hidden states (layers, B, width) of a GRU; every step writes new ones."""
 
-    def __init__(self, layers: int, width: int) -> None:
-        self._layers, self._width = layers, width
+def _recurrent_states(layers: int, width: int) -> HiddenState:
+    """The hidden states (layers, B, width) of a GRU, None for zeros; every step writes new ones."""
 
-    def buffers(self, batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
-        """See `HiddenState`; None stands for zeros."""
-        shape = (self._layers, batch, self._width)
+    def buffers(batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
+        shape = (layers, batch, width)
         if hidden_state is None:
             hidden_state = torch.zeros(shape)
         if not isinstance(hidden_state, Tensor) or not _usable(hidden_state, shape):
@@ -112,33 +95,25 @@ class RecurrentStates(HiddenState):
         states = list(zip(hidden_state.unbind(), after.unbind(), strict=True))
         return StateBuffers(states=states), after
 
+    return buffers
 
-class MambaStates(HiddenState):
-    """The states of Mamba layers, a layer's convolution before its recurrence; every step writes new ones.
 
-    Args:
-        layers: number of layers.
-        conv: (K - 1, I) of each layer.
-        ssm: (I, N) of each layer.
-    """
+def _mamba_states(layers: int, conv: tuple[int, int], ssm: tuple[int, int]) -> HiddenState:
+    """The states of Mamba layers, convolution (K - 1, I) before recurrence (I, N); every step writes new ones."""
 
-    def __init__(self, layers: int, conv: tuple[int, int], ssm: tuple[int, int]) -> None:
-        self._layers, self._conv, self._ssm = layers, conv, ssm
-
-    def buffers(self, batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
-        """See `HiddenState`."""
+    def buffers(batch: int, hidden_state: Any) -> tuple[StateBuffers, Any] | None:
         if type(hidden_state) is not MambaHiddenState:
             return None
         before = (hidden_state.conv, hidden_state.ssm)
-        shapes = ((batch, *self._conv), (batch, *self._ssm))
+        shapes = ((batch, *conv), (batch, *ssm))
         for tensors, shape in zip(before, shapes, strict=True):
-            if len(tensors) != self._layers or not all(_usable(tensor, shape) for tensor in tensors):
+            if len(tensors) != layers or not all(_usable(tensor, shape) for tensor in tensors):
                 return None
-        after = tuple(torch.empty(self._layers, *shape).unbind() for shape in shapes)
-        states = [
-            (before[kind][layer], after[kind][layer]) for layer in range(self._layers) for kind in (0, 1)
-        ]
+        after = tuple(torch.empty(layers, *shape).unbind() for shape in shapes)
+        states = [(before[kind][layer], after[kind][layer]) for layer in range(layers) for kind in (0, 1)]
         return StateBuffers(states=states), MambaHiddenState(*after)
+
+    return buffers
 
 
 @translates(FFTstepEncoder)
@@ -160,7 +135,7 @@ def ff_tstep_encoder(builder: Builder, module: FFTstepEncoder) -> tuple[int, Tst
 @translates(IdentityTrajEncoder)
 def identity_traj_encoder(builder: Builder, module: nn.Module, x: int) -> tuple[int, HiddenState]:
     """Passes its input on."""
-    return x, NoHiddenState()
+    return x, _no_memory
 
 
 @translates(FFTrajEncoder)
@@ -170,7 +145,7 @@ def ff_traj_encoder(builder: Builder, module: FFTrajEncoder, x: int) -> tuple[in
     x = builder.translate(module.traj_emb, x, activation=activation_of(module.activation))
     for block in module.traj_blocks:
         x = builder.translate(block, x)
-    return builder.translate(module.out_norm, builder.translate(module.traj_last, x)), NoHiddenState()
+    return builder.translate(module.out_norm, builder.translate(module.traj_last, x)), _no_memory
 
 
 @translates(GRUTrajEncoder)
@@ -188,7 +163,7 @@ def gru_traj_encoder(builder: Builder, module: GRUTrajEncoder, x: int) -> tuple[
         from_input, from_hidden = gates(x, f"ih_l{layer}"), gates(hidden, f"hh_l{layer}")
         x = builder.program.gru_cell(from_input, from_hidden, hidden, layer)
     out = layer_and_norm(builder, module.out, module.out_norm, x)
-    return out, RecurrentStates(rnn.num_layers, rnn.hidden_size)
+    return out, _recurrent_states(rnn.num_layers, rnn.hidden_size)
 
 
 @translates(MambaTrajEncoder)
@@ -200,7 +175,7 @@ def mamba_traj_encoder(builder: Builder, module: MambaTrajEncoder, x: int) -> tu
         x = builder.translate(block, x, 2 * layer)
     layer_of: Mamba = blocks[0].mamba
     conv = (layer_of.d_conv - 1, layer_of.d_inner)
-    memory = MambaStates(len(blocks), conv, (layer_of.d_inner, layer_of.d_state))
+    memory = _mamba_states(len(blocks), conv, (layer_of.d_inner, layer_of.d_state))
     return builder.translate(module.out_norm, x), memory
 
 
@@ -236,7 +211,7 @@ def mamba(builder: Builder, module: Mamba, x: int, state: int, add: int) -> int:
 def tformer_traj_encoder(builder: Builder, module: TformerTrajEncoder, x: int) -> tuple[int, HiddenState]:
     """The Transformer with a ring cache for each layer."""
     out = builder.translate(module.tformer, x)
-    return out, RingCaches(module.n_layers, module.n_heads, module.head_dim)
+    return out, _ring_caches(module.n_layers, module.n_heads, module.head_dim)
 
 
 @translates(Transformer)

@@ -20,24 +20,21 @@ class PolicyOutput(ABC):
     Args:
         d_action: width A of the action representation (number of choices for discrete actions).
 
+    Attributes:
+        actions_differentiable: whether samples are differentiable, as the online actor loss requires.
+        is_discrete: whether an action is a single choice among `d_action`, and the distribution is over indices.
+
     Raises:
         ValueError: if `d_action` is not positive.
     """
+
+    actions_differentiable: bool
+    is_discrete: bool
 
     def __init__(self, d_action: int) -> None:
         if d_action < 1:
             raise ValueError(f"d_action must be at least 1, got {d_action!r}")
         self.d_action = d_action
-
-    @property
-    @abstractmethod
-    def actions_differentiable(self) -> bool:
-        """Whether samples are differentiable, as the online actor loss requires."""
-
-    @property
-    @abstractmethod
-    def is_discrete(self) -> bool:
-        """Whether an action is a single choice among `d_action`, and the distribution is over indices."""
 
     @property
     @abstractmethod

@@ -35,11 +35,6 @@ class RescaledBeta(Distribution):
         """Mean action (..., A)."""
         return 2.0 * self.base.mean - 1.0
 
-    @property
-    def mode(self) -> Tensor:
-        """Most probable action (..., A)."""
-        return 2.0 * self.base.mode - 1.0
-
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Random actions in [-1, 1]."""
         with torch.no_grad():
@@ -54,11 +49,6 @@ class RescaledBeta(Distribution):
         low, high = self.clip
         logp: Tensor = self.base.log_prob((value.clamp(low, high) + 1.0) / 2.0)
         return logp - log(2.0)
-
-    def entropy(self) -> Tensor:
-        """Entropy per dimension in nats (..., A)."""
-        entropy: Tensor = self.base.entropy()
-        return entropy + log(2.0)
 
 
 @gin.configurable(module="amago.nets.policy_dists")
@@ -78,6 +68,9 @@ class Beta(PolicyOutput):
         ValueError: if bounds are out of order.
     """
 
+    actions_differentiable = True  # implicit reparametrisation
+    is_discrete = False
+
     def __init__(
         self,
         d_action: int,
@@ -95,16 +88,6 @@ class Beta(PolicyOutput):
         self.beta_bounds = (beta_low, beta_high)
         self.std_activation = std_activation
         self.clip_actions_on_log_prob = check_clip(clip_actions_on_log_prob)
-
-    @property
-    def actions_differentiable(self) -> bool:
-        """True, by implicit reparametrisation."""
-        return True
-
-    @property
-    def is_discrete(self) -> bool:
-        """False."""
-        return False
 
     @property
     def input_dimension(self) -> int:

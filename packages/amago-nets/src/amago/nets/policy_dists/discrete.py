@@ -82,12 +82,6 @@ class ClippedCategorical(Categorical):
             logp = logits.gather(-1, index[..., :1]).squeeze(-1)
         return logp
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
-        """A view with a larger batch shape; a plain Categorical that shares the clipped parameters."""
-        plain: Categorical = Categorical(probs=self.probs, validate_args=False).expand(batch_shape, _instance)
-        plain.logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[-1:])
-        return plain
-
 
 @gin.configurable(module="amago.nets.policy_dists")
 class Discrete(PolicyOutput):
@@ -102,6 +96,10 @@ class Discrete(PolicyOutput):
         ValueError: unless 0 <= clip_prob_low < clip_prob_high <= 1.
     """
 
+    # Through expectations over all actions, or `DiscreteLikeContinuous.rsample`.
+    actions_differentiable = True
+    is_discrete = True
+
     def __init__(self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99) -> None:
         super().__init__(d_action)
         if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
@@ -111,16 +109,6 @@ class Discrete(PolicyOutput):
             )
         self.clip_prob_low = clip_prob_low
         self.clip_prob_high = clip_prob_high
-
-    @property
-    def actions_differentiable(self) -> bool:
-        """True: through expectations over all actions, or `DiscreteLikeContinuous.rsample`."""
-        return True
-
-    @property
-    def is_discrete(self) -> bool:
-        """True."""
-        return True
 
     @property
     def input_dimension(self) -> int:
@@ -176,11 +164,6 @@ class DiscreteLikeContinuous:
     def mean(self) -> Tensor:
         """The expected one-hot vector: the probabilities (..., N)."""
         return self.dist.probs
-
-    @property
-    def mode(self) -> Tensor:
-        """The most probable action as a one-hot vector (..., N)."""
-        return self._one_hot(self.dist.probs.argmax(dim=-1))
 
     def entropy(self) -> Tensor:
         """Entropy in nats (...)."""

@@ -6,8 +6,7 @@ Shapes: A action dimensions, M mixture components.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
-from math import e, log, pi
+from math import log
 from typing import Any
 
 import gin
@@ -33,14 +32,6 @@ _ATANH_LIMIT = 1.0 - 1e-6
 def log_tanh_slope(u: Tensor) -> Tensor:
     """log(1 - tanh(u)²), in a form that is precise for large |u|."""
     return 2.0 * (log(2.0) - u - F.softplus(-2.0 * u))
-
-
-@lru_cache(maxsize=1)
-def _gauss_hermite(nodes: int = 64) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for the mean of f(z), z ~ N(0, 1) (Golub and Welsch 1969); float64 (nodes,) each."""
-    off_diagonal = torch.arange(1, nodes, dtype=torch.float64).sqrt()
-    points, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
-    return points, vectors[0].square()
 
 
 class _Squashed(Distribution):
@@ -78,11 +69,6 @@ class SquashedNormal(_Squashed):
         self.std = std
         super().__init__(Normal(loc, std, validate_args=False), clip)
 
-    @property
-    def mode(self) -> Tensor:
-        """tanh(loc), as `mean`."""
-        return torch.tanh(self.loc)
-
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Random actions with gradients into `loc` and `std`."""
         return torch.tanh(self.base.rsample(torch.Size(sample_shape)))
@@ -91,12 +77,6 @@ class SquashedNormal(_Squashed):
         """log π per dimension (..., A)."""
         u = self._unsquash(value)
         return self.base.log_prob(u) - log_tanh_slope(u)
-
-    def entropy(self) -> Tensor:
-        """Entropy per dimension in nats (..., A), by quadrature: H(u) + E[log(1 - tanh(u)²)]."""
-        points, weights = (x.to(self.loc) for x in _gauss_hermite())
-        slope = log_tanh_slope(self.loc.unsqueeze(-1) + self.std.unsqueeze(-1) * points)
-        return 0.5 * log(2.0 * pi * e) + self.std.log() + (slope * weights).sum(dim=-1)
 
 
 class SquashedMixture(_Squashed):
@@ -124,6 +104,9 @@ class TanhGaussian(PolicyOutput):
         ValueError: if bounds are out of order.
     """
 
+    actions_differentiable = True  # reparametrisation
+    is_discrete = False
+
     def __init__(
         self,
         d_action: int,
@@ -138,16 +121,6 @@ class TanhGaussian(PolicyOutput):
         self.std_high = std_high
         self.std_activation = std_activation
         self.clip_actions_on_log_prob = check_clip(clip_actions_on_log_prob)
-
-    @property
-    def actions_differentiable(self) -> bool:
-        """True, by reparametrisation."""
-        return True
-
-    @property
-    def is_discrete(self) -> bool:
-        """False."""
-        return False
 
     @property
     def input_dimension(self) -> int:
@@ -177,6 +150,9 @@ class GMM(PolicyOutput):
         ValueError: if `gmm_modes` is below 1 or bounds are out of order.
     """
 
+    actions_differentiable = False  # sampling a component carries no gradient
+    is_discrete = False
+
     def __init__(
         self,
         d_action: int,
@@ -193,16 +169,6 @@ class GMM(PolicyOutput):
         self.std_low = std_low
         self.std_high = std_high
         self.std_activation = std_activation
-
-    @property
-    def actions_differentiable(self) -> bool:
-        """False: sampling a component carries no gradient."""
-        return False
-
-    @property
-    def is_discrete(self) -> bool:
-        """False."""
-        return False
 
     @property
     def input_dimension(self) -> int:

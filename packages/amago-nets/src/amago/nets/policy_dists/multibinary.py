@@ -24,15 +24,8 @@ class Bits(Bernoulli):
 class Multibinary(PolicyOutput):
     """A vector of `d_action` independent bits; `log_prob` is per bit (..., A)."""
 
-    @property
-    def actions_differentiable(self) -> bool:
-        """False: samples of bits carry no gradient."""
-        return False
-
-    @property
-    def is_discrete(self) -> bool:
-        """False: an action is a vector, not an index."""
-        return False
+    actions_differentiable = False
+    is_discrete = False
 
     @property
     def input_dimension(self) -> int:

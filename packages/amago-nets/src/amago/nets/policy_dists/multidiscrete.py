@@ -42,15 +42,6 @@ class ProductOfCategoricals(Distribution):
         """The expected vector: `probs`."""
         return self.probs
 
-    @property
-    def mode(self) -> Tensor:
-        """The most probable choice of each component as concatenated one-hots (..., A)."""
-        return torch.cat([component.mode for component in self.components], dim=-1)
-
-    def entropy(self) -> Tensor:
-        """Entropy in nats (...), the sum over components."""
-        return torch.stack([component.entropy() for component in self.components]).sum(dim=0)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """log π of concatenated one-hots (..., A) as (..., 1), the sum over components."""
         values = value.split(self.sizes, dim=-1)
@@ -85,6 +76,9 @@ class MultiDiscrete(PolicyOutput):
         ValueError: if the sizes do not add up to `d_action` or one is not positive.
     """
 
+    actions_differentiable = True  # straight-through gradients into every component
+    is_discrete = False
+
     def __init__(
         self,
         d_action: int,
@@ -104,16 +98,6 @@ class MultiDiscrete(PolicyOutput):
     def with_sizes(cls, sizes: Sequence[int]) -> Callable[..., "MultiDiscrete"]:
         """A distribution type for actor heads: `cls` with its sizes bound. It can be pickled."""
         return partial(cls, sizes=tuple(int(n) for n in sizes))
-
-    @property
-    def actions_differentiable(self) -> bool:
-        """True: `rsample` carries straight-through gradients into every component."""
-        return True
-
-    @property
-    def is_discrete(self) -> bool:
-        """False: an action is a vector, not an index."""
-        return False
 
     @property
     def input_dimension(self) -> int:

@@ -10,8 +10,7 @@ Shapes: B batch, L sequence, D features.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
     """A copy of a hidden state in which the rows with True in `dones` (B,) are zero in every tensor.
 
     Args:
-        hidden_state: as the head of this file describes.
+        hidden_state: None, a tensor or a nest of tensors, see the top of this file.
         dones: an array, tensor or list of one bool per row.
         batch_axis: the axis of the batch in every tensor.
 
@@ -50,10 +49,9 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
             return leaf
         if not isinstance(leaf, Tensor):
             raise TypeError(
-                f"a hidden state must be made of tensors, tuples, lists and dicts, got {type(leaf).__name__}"
+                f"a hidden state must be made of tensors, tuples, lists and dicts, got {type(leaf).__name__}; "
+                "for others override reset_hidden_state"
             )
-        if leaf.dim() <= batch_axis:
-            raise ValueError(f"a hidden state of shape {tuple(leaf.shape)} has no batch on axis {batch_axis}")
         rows = done_rows(dones, leaf.shape[batch_axis], leaf.device)
         return leaf.masked_fill(rows.view(-1, *(1,) * (leaf.dim() - batch_axis - 1)), 0)
 
@@ -106,13 +104,7 @@ class TrajEncoder(nn.Module, ABC):
             TypeError: if the hidden state holds an object that is not a tensor, tuple, list or dict.
             ValueError: if a tensor does not have one row for each of `dones`.
         """
-        try:
-            return reset_rows(hidden_state, dones, self.hidden_batch_axis)
-        except (TypeError, ValueError) as error:
-            name = type(self).__name__
-            raise type(error)(
-                f"{error}; set {name}.hidden_batch_axis or override {name}.reset_hidden_state"
-            ) from error
+        return reset_rows(hidden_state, dones, self.hidden_batch_axis)
 
     @abstractmethod
     def forward(
@@ -133,23 +125,12 @@ class TrajEncoder(nn.Module, ABC):
 
 
 _REGISTRY: Registry[TrajEncoder] = Registry("trajectory encoder")
-_Encoder = TypeVar("_Encoder", bound=TrajEncoder)
 
+register_traj_encoder = _REGISTRY.register
+"""Class decorator that registers a trajectory encoder by name; see `Registry.register`."""
 
-def register_traj_encoder(name: str) -> Callable[[type[_Encoder]], type[_Encoder]]:
-    """Class decorator that makes a trajectory encoder available as `name`.
+get_traj_encoder_cls = _REGISTRY.get
+"""The class registered by a name; see `Registry.get`."""
 
-    Raises:
-        ValueError: if the name is taken.
-    """
-    return _REGISTRY.register(name)
-
-
-def get_traj_encoder_cls(name: str) -> type[TrajEncoder]:
-    """The class registered as `name`; raises ValueError that suggests the nearest name."""
-    return _REGISTRY.get(name)
-
-
-def list_registered_traj_encoders() -> list[str]:
-    """All names, sorted."""
-    return _REGISTRY.names()
+list_registered_traj_encoders = _REGISTRY.names
+"""All names, sorted."""

@@ -94,7 +94,7 @@ class FlashAttention(SelfAttention):
             Right is ignored with causal attention and in rollouts.
 
     Raises:
-        ValueError: unless window_size is two integers of at least -1.
+        ValueError: unless window_size is two integers of at least -1, equal if attention is not causal.
     """
 
     def __init__(
@@ -103,17 +103,10 @@ class FlashAttention(SelfAttention):
         if len(window_size) != 2 or any(not isinstance(side, int) or side < -1 for side in window_size):
             raise ValueError(f"window_size must be (left, right), integers of at least -1, got {window_size}")
         super().__init__(causal=causal or window_size[1] == 0, dropout=dropout)
-        left, right = (None if side < 0 else side for side in window_size)
-        self.window = left
-        self.is_asymmetric = not self.causal and left != right
-        self.right = right
-
-    def _asymmetric_window(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Mask function of a window with different sides: i attends to j if i - left <= j <= i + right."""
-        seen = kv_idx == kv_idx
-        if self.window is not None:
-            seen = seen & (q_idx - kv_idx <= self.window)
-        return seen if self.right is None else seen & (kv_idx - q_idx <= self.right)
+        left, right = window_size
+        if not self.causal and left != right:
+            raise ValueError(f"window_size must have equal sides without causal, got {window_size}")
+        self.window = None if left < 0 else left
 
     def forward(
         self,
@@ -127,8 +120,4 @@ class FlashAttention(SelfAttention):
         cache = ring_cache(key_cache, val_cache, cache_seqlens)
         if cache is not None:
             return kernels.attention_step(q, k, v, cache, window=self.window)
-        if self.is_asymmetric:
-            return kernels.flex_attention(
-                q, k, v, mask_mod=self._asymmetric_window, causal=False, dropout_p=self.dropout_now
-            )
         return kernels.attention(q, k, v, causal=self.causal, window=self.window, dropout_p=self.dropout_now)

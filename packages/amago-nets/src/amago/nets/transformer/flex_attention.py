@@ -26,7 +26,7 @@ class FlexAttention(SelfAttention):
 
     Args:
         score_mod: modifies the scaled product of a query and a key; None for no change.
-        mask_mod: whether a query sees a key; None for always. Once given it must go on giving the same answers.
+        mask_mod: whether a query sees a key; None for always. It must be a pure function.
         causal: whether future positions are masked, in addition to `mask_mod`.
         dropout: of the attention weights, in training. torch's fused kernel does not support it, so that on GPU
             dropout requires the eager form, which materialises the (L, L) matrix.

@@ -11,11 +11,10 @@ from amago.nets.tstep_encoders.base import (
     register_tstep_encoder,
     rl2_dim,
 )
-from amago.nets.tstep_encoders.choice import tstep_encoder_for
 from amago.nets.tstep_encoders.cnn import CNNTstepEncoder
 from amago.nets.tstep_encoders.features import ImageFeatures, TokenFeatures, VectorFeatures
 from amago.nets.tstep_encoders.ff import FFTstepEncoder
-from amago.nets.tstep_encoders.multimodal import MultiModalTstepEncoder
+from amago.nets.tstep_encoders.multimodal import MultiModalTstepEncoder, tstep_encoder_for
 
 __all__ = [
     "CNNTstepEncoder",

@@ -6,8 +6,7 @@ Shapes: B batch, L timesteps, A action width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import gin
 import torch
@@ -71,23 +70,12 @@ def rl2_dim(rl2_space: Any) -> int:
 
 
 _REGISTRY: Registry[TstepEncoder] = Registry("timestep encoder")
-_Encoder = TypeVar("_Encoder", bound=TstepEncoder)
 
+register_tstep_encoder = _REGISTRY.register
+"""Class decorator that registers a timestep encoder by name; see `Registry.register`."""
 
-def register_tstep_encoder(name: str) -> Callable[[type[_Encoder]], type[_Encoder]]:
-    """Class decorator that makes a timestep encoder available as `name`.
+get_tstep_encoder_cls = _REGISTRY.get
+"""The class registered by a name; see `Registry.get`."""
 
-    Raises:
-        ValueError: if the name is taken.
-    """
-    return _REGISTRY.register(name)
-
-
-def get_tstep_encoder_cls(name: str) -> type[TstepEncoder]:
-    """The class registered as `name`; raises ValueError that suggests the nearest name."""
-    return _REGISTRY.get(name)
-
-
-def list_registered_tstep_encoders() -> list[str]:
-    """All names, sorted."""
-    return _REGISTRY.names()
+list_registered_tstep_encoders = _REGISTRY.names
+"""All names, sorted."""

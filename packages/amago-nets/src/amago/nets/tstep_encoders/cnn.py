@@ -12,7 +12,7 @@ from torch import Tensor
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, NatureishCNN
-from amago.nets.cnn.augment import ShiftShareOfBatch, check_share
+from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.linear import Linear
 from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
@@ -66,7 +66,6 @@ class CNNTstepEncoder(TstepEncoder):
         from_float: bool = False,
     ) -> None:
         super().__init__(obs_space=obs_space, rl2_space=rl2_space, hide_rl2s=hide_rl2s)
-        check_share(aug_pct_of_batch)
         img_spec = _image_spec(obs_space, obs_key)
         img_shape = img_spec.shape
         if not from_float:

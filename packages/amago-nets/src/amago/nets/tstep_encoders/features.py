@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN
-from amago.nets.cnn.augment import ShiftShareOfBatch, check_share
+from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
 from amago.nets.linear import Linear
@@ -50,8 +50,9 @@ class ImageFeatures(nn.Module):
         aug_pct_of_batch: share of the batch's sequences to augment, in [0, 1], rounded down.
 
     Raises:
-        ValueError: if the shape does not have three axes, the image is too small for the network, an image to
-            augment is not square, or a share is out of range.
+        ValueError: if the shape does not have three axes, an image to augment is not square, or a share is out of
+            range.
+        RuntimeError: if the image is too small for the network.
     """
 
     def __init__(
@@ -65,7 +66,6 @@ class ImageFeatures(nn.Module):
         aug_pct_of_batch: float = 0.75,
     ) -> None:
         super().__init__()
-        check_share(aug_pct_of_batch)
         spec = as_array_spec(space)
         if len(spec.shape) != 3:
             raise ValueError(f"an image must have three axes, got shape {spec.shape}")

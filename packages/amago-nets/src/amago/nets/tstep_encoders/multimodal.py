@@ -18,7 +18,15 @@ from amago.nets.normalization import Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
-from amago.nets.tstep_encoders.features import MAX_TOKENS, ImageFeatures, TokenFeatures, VectorFeatures
+from amago.nets.tstep_encoders.features import (
+    MAX_TOKENS,
+    MIN_NATUREISH_SIZE,
+    PIXEL_RANGE,
+    ImageFeatures,
+    TokenFeatures,
+    VectorFeatures,
+    channels_come_first,
+)
 from amago.nets.utils import add_activation_log, symlog
 
 EncoderChoice = str | Callable[[Any], nn.Module]
@@ -68,7 +76,6 @@ class MultiModalTstepEncoder(TstepEncoder):
     Raises:
         ValueError: if `encoders` holds an unknown key or encoder name, no encoder accepts the shape of an
             observation, or all observations are ignored.
-        TypeError: if an encoder is neither a name nor a callable, or the callable does not return a module.
     """
 
     def __init__(
@@ -92,11 +99,7 @@ class MultiModalTstepEncoder(TstepEncoder):
         width = rl2_features
         for key, choice in choices.items():
             encoder = _make_encoder(key, choice, _space_of(obs_space, key))
-            width += _output_width(key, encoder, spec[key])
-            if _module_name(key) in self.obs_encoders:
-                raise ValueError(
-                    f"observation {key!r} has the name of another one except for dots; rename it"
-                )
+            width += _output_width(encoder, spec[key])
             self.obs_encoders[_module_name(key)] = encoder
         self.rl2_features = Linear(rl2_dim(rl2_space), rl2_features)
         self.merge = MLP(
@@ -142,6 +145,30 @@ def kind_of(spec: ArraySpec) -> str | None:
     return "tokens" if 2 < spec.high - spec.low + 1 <= MAX_TOKENS else "vector"
 
 
+def tstep_encoder_for(obs_space: Any) -> str:
+    """The registered name of the encoder that suits an observation space, or a mapping of key to shape.
+
+    "ff" without images (tokens are treated as numbers). "cnn" for a single image with the key "observation", of
+    pixels in [0, 255], (H, W, C), large enough for `NatureishCNN`. "multimodal" for all other images, and for
+    images among other observations.
+    """
+    spec = as_obs_spec(obs_space)
+    if all(kind_of(array) != "image" for array in spec.values()):
+        return "ff"
+    return "cnn" if _is_single_pixel_image(spec) else "multimodal"
+
+
+def _is_single_pixel_image(spec: ObsSpec) -> bool:
+    image = spec.get("observation", ArraySpec(()))
+    return (
+        len(spec) == 1
+        and len(image.shape) == 3
+        and not channels_come_first(image.shape)
+        and min(image.shape[:2]) >= MIN_NATUREISH_SIZE
+        and (image.low, image.high) in (PIXEL_RANGE, (None, None))
+    )
+
+
 def _choices(spec: ObsSpec, wanted: Mapping[str, EncoderChoice]) -> dict[str, EncoderChoice]:
     """The chosen encoder of each observation that is not ignored, in alphabetical order of the keys."""
     for key in wanted:
@@ -175,41 +202,27 @@ def _make_encoder(key: str, choice: Any, space: Any) -> nn.Module:
     """The encoder of the observation `key`, which errors name."""
     try:
         if isinstance(choice, type) and issubclass(choice, CNN):
-            encoder: Any = ImageFeatures(space, cnn_type=choice)
-        elif isinstance(choice, str):
-            if choice not in _KINDS:
-                known = [*_KINDS, _IGNORE]
-                hint = did_you_mean(choice, known)
-                raise ValueError(f"unknown encoder {choice!r}. Choose from {', '.join(known)}.{hint}")
-            encoder = _KINDS[choice](space)
-        elif callable(choice):
-            encoder = choice(space)
-        else:
-            raise TypeError(f"its encoder must be a name, a CNN or a callable, got {choice!r}")
-        if not isinstance(encoder, nn.Module):
-            raise TypeError(f"{choice!r} must return a torch.nn.Module, got {encoder!r}")
-    except TypeError as error:
-        raise TypeError(f"encoders, observation {key!r}: {error}") from error
+            return ImageFeatures(space, cnn_type=choice)
+        if not isinstance(choice, str):
+            encoder: nn.Module = choice(space)
+            return encoder
+        if choice not in _KINDS:
+            known = [*_KINDS, _IGNORE]
+            hint = did_you_mean(choice, known)
+            raise ValueError(f"unknown encoder {choice!r}. Choose from {', '.join(known)}.{hint}")
+        return _KINDS[choice](space)
     except ValueError as error:
         raise ValueError(f"encoders, observation {key!r}: {error}") from error
-    return encoder
 
 
-def _output_width(key: str, encoder: nn.Module, spec: ArraySpec) -> int:
-    """The width of the encoder's output, from a forward pass on one blank timestep; ValueError if not a vector."""
+def _output_width(encoder: nn.Module, spec: ArraySpec) -> int:
+    """The width of the encoder's output, from a forward pass on one blank timestep."""
     nearest_to_zero = min(max(0.0, spec.low or 0.0), 0.0 if spec.high is None else spec.high)
     blank = torch.full((1, 1, *spec.shape), nearest_to_zero, dtype=getattr(torch, spec.dtype))
-    was_training = encoder.training
     with torch.no_grad():
-        out = encoder.eval()(blank)
-    encoder.train(was_training)
-    if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:2] != (1, 1):
-        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(
-            f"encoders, observation {key!r}: {type(encoder).__name__} must map (B, L, *{spec.shape}) to "
-            f"(B, L, features), but mapped {tuple(blank.shape)} to {got}"
-        )
-    return out.shape[-1]
+        width: int = encoder.eval()(blank).shape[-1]
+    encoder.train()
+    return width
 
 
 def _space_of(obs_space: Any, key: str) -> Any:
