@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from amago.hindsight import CorruptTrajectoryError, FrozenTraj
-from amago.hindsight.formats import TrajectoryHeader, read_header, read_rows
+from amago.hindsight.trajectory_files import TrajectoryHeader, read_header, read_rows
 from amago.loading.file_index import FileIndex, TrajFile
 from amago.loading.rl_data import RLData, window_bounds
 
@@ -163,7 +163,7 @@ class FileSampler:
             header = self._header(file)
             if header.nbytes > self._max_cached_bytes(header):
                 start, stop = window_bounds(header.length, length, padded_sampling, rng)
-                return RLData.unchecked(read_rows(file.path, header, start, stop, may_map=True))
+                return RLData.unchecked(read_rows(file.path, header, start, stop, writable=False))
             traj = FrozenTraj.from_dict(read_rows(file.path, header, 0, header.length))
             self.cache.put(file, traj)
         start, stop = window_bounds(len(traj), length, padded_sampling, rng)
