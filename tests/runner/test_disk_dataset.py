@@ -60,7 +60,7 @@ def test_reading_a_window_gives_what_slicing_the_whole_file_gives(make_dataset, 
     uncached = make_dataset(cache_bytes=0)
     sliced = Whole(cached.dset_root, "dset", 100)
     sliced.configure(50, 4, "none", True)
-    sliced.seed = 0
+    sliced.seed_sampling(0)
     for epoch in (0, 1):
         for dataset in (cached, uncached, sliced):
             dataset.set_epoch(epoch)
@@ -87,7 +87,7 @@ def test_a_sample_depends_on_seed_rank_epoch_and_index_alone(make_dataset, fill)
     second.seed_sampling(0, rank=1)
     second.set_epoch(5)
     other_rank = epoch()
-    second.seed = 1
+    second.seed_sampling(1)
     other_seed = epoch()
     assert before not in (other_epoch, other_rank, other_seed)
 
@@ -104,7 +104,7 @@ def test_sampling_lists_are_ordered_by_writer_and_number_whatever_the_clock_says
                 "env",
             )
         dataset.configure(40, 5, "none", True)
-        dataset.seed = 3
+        dataset.seed_sampling(3)
         dataset.set_epoch(0)
         orders.append([int(dataset[i].obs["observation"][0, 0]) for i in range(40)])
     assert orders[0] == orders[1]
@@ -266,12 +266,11 @@ def test_the_cache_takes_no_more_memory_than_it_may(make_dataset, fill, numbers,
     assert megabyte // 2 < kept < 1.8 * megabyte  # with the files' headers
 
 
-def test_a_dataset_can_be_pickled_for_spawned_workers_without_its_cache(make_dataset, fill) -> None:
+def test_a_dataset_can_be_pickled_for_spawned_workers(make_dataset, fill) -> None:
     dataset = make_dataset(length=20)
     fill(dataset.fifo_folder, 50, transitions=100)
     dataset.set_epoch(0)
     expected = [dataset[i] for i in range(50)]
-    pickled = pickle.dumps(dataset)
-    assert len(pickled) < 50_000
+    copy = pickle.loads(pickle.dumps(dataset))
     for i, sample in enumerate(expected):
-        assert_same(pickle.loads(pickled)[i], sample)
+        assert_same(copy[i], sample)

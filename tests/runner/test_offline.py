@@ -363,7 +363,7 @@ def configured(dataset: OfflineDataset, max_seq_len: int = 2) -> OfflineDataset:
     dataset.configure(
         items_per_epoch=400, max_seq_len=max_seq_len, padded_sampling="none", has_edit_rights=False
     )
-    dataset.seed = 0
+    dataset.seed_sampling(0)
     return dataset
 
 

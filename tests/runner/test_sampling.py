@@ -140,7 +140,7 @@ def make_weighted(tmp_path) -> Callable[[type[DiskTrajDataset]], DiskTrajDataset
     def make(cls: type[DiskTrajDataset]) -> DiskTrajDataset:
         dataset = cls(tmp_path, "dset", 100)
         dataset.configure(4000, 4, "none", True)
-        dataset.seed = 1
+        dataset.seed_sampling(1)
         return dataset
 
     return make
