@@ -34,7 +34,7 @@ from amago.loading.offline import episodes_from_file, save_arrays
 from amago.loading.offline.array_files import (
     ARRAY_SUFFIXES,
     HDF5_SUFFIXES,
-    actions_and_names,
+    action_shape,
     is_file_of_arrays,
 )
 
@@ -52,7 +52,7 @@ class Conversion:
         to: one of FORMATS; None chooses by the suffix of `target`.
         actions: action space of arrays: "discrete:N", "discrete:N1,N2", "box:LOW:HIGH" or "binary"; None if
             actions are one-hot or in [-1, 1] already.
-        env_name: environment's name for files made from arrays; None uses the name in the source.
+        env_name: environment's name for files made from arrays; None uses the name of the source.
     """
 
     source: Path
@@ -95,7 +95,7 @@ def convert(request: Conversion, console: Console) -> int:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if to == ARRAYS:
-            done.trajectories, done.transitions = save_arrays(target, ((name, t) for _, name, t in named))
+            done.trajectories, done.transitions = save_arrays(target, (t for _, _, t in named))
         elif single:
             _write_files(named, target.parent, to, done, target.name)
         else:
@@ -164,17 +164,11 @@ def _trajectories(source: Path, done: _Done, console: Console) -> _Named:
 
 
 def _episodes_of_arrays(request: Conversion) -> _Named:
-    shape, dtype, names = actions_and_names(request.source)
+    shape = action_shape(request.source)
     space = None if request.actions is None else parse_space(request.actions, shape)
-    if space is None and (dtype.kind != "f" or len(shape) != 1):
-        raise UsageProblem(
-            f"the actions have dtype {dtype} and shape {shape}: give their space with --actions discrete:N, "
-            "discrete:N1,N2, box:LOW:HIGH or binary.",
-            "--actions",
-        )
+    name = request.env_name or request.source.stem
     written = request.source.stat().st_mtime
     for i, episode in enumerate(episodes_from_file(request.source, space)):
-        name = request.env_name or (names[i] if i < len(names) else request.source.stem)
         yield trajectory_filename(name, 0, i, written), name, episode
 
 
