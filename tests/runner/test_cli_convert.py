@@ -69,7 +69,7 @@ def test_a_single_file_is_converted_by_the_ending_of_the_new_one(tmp_path: Path,
     assert_same(load_trajectory(source), load_trajectory(tmp_path / "new" / "one.traj"))
 
 
-def test_a_buffer_gives_what_training_draws_from(tmp_path: Path, fill: Fill):
+def test_a_buffer_is_converted_without_its_quarantine(tmp_path: Path, fill: Fill):
     for i, name in enumerate(("fifo", "protected", "quarantine")):
         folder = tmp_path / "dataset" / "buffer" / name
         folder.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_whole_episodes_survive_a_conversion_to_arrays_and_back(tmp_path: Path, 
         assert_same(load_trajectory(one), load_trajectory(other))
 
 
-def test_arrays_have_the_names_and_shapes_that_others_expect(tmp_path: Path, fill: Fill):
+def test_exported_arrays_have_the_names_and_shapes_of_d4rl(tmp_path: Path, fill: Fill):
     source = tmp_path / "source"
     source.mkdir()
     fill(source, 2, transitions=[3, 2])
@@ -128,7 +128,7 @@ def npz_of_arrays(path: Path, actions: np.ndarray) -> Path:
         (np.array([[0.5, -0.5], [1.0, 0.0]]), None, [[0.5, -0.5], [1, 0]]),
     ],
 )
-def test_actions_of_arrays_are_represented_as_they_are_said_to_be(tmp_path: Path, actions, kind, expected):
+def test_actions_of_arrays_are_converted_by_the_given_space(tmp_path: Path, actions, kind, expected):
     source = npz_of_arrays(tmp_path / "arrays.npz", actions)
     converted(source, tmp_path / "out", *(["--actions", kind] if kind else []), "--env-name", "my_task")
     (path,) = (tmp_path / "out").iterdir()

@@ -71,7 +71,7 @@ def test_the_table_shows_the_same(buffer: Path):
     assert "maze_00000009_1.npz:" in output
 
 
-def test_a_folder_or_a_single_file_will_do(tmp_path: Path, fill: Fill):
+def test_a_folder_or_a_single_file_is_accepted(tmp_path: Path, fill: Fill):
     (file,) = fill(tmp_path, 1, transitions=7)
     for path in (tmp_path, file):
         result = run(path)

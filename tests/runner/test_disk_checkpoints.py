@@ -45,7 +45,7 @@ def test_a_resumed_run_draws_from_the_files_of_its_checkpoint(make_dataset, fill
     assert numbers(resumed) == {2, 3, 4}
 
 
-def test_later_files_stay_unless_they_are_to_move(make_dataset, fill, numbers) -> None:
+def test_later_files_stay_unless_move_later_files_aside(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
     fill(dataset.fifo_folder, 2)
     state = dataset.state_dict()

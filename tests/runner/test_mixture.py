@@ -114,7 +114,7 @@ def test_new_trajectories_go_to_the_first_member_that_keeps_them(tmp_path) -> No
     assert MixtureOfDatasets([DoNothingDataset()], [1.0]).save_new_trajs_to is None
 
 
-def test_members_of_one_name_are_told_apart_in_metrics() -> None:
+def test_metrics_of_members_with_the_same_name_are_numbered() -> None:
     mixture = MixtureOfDatasets([Constant(1), Constant(1)], [1.0, 3.0])
     metrics = mixture.update_dset_weights(0)
     assert metrics["constant 1 Normalized Sample Weight"] == 0.25
@@ -150,7 +150,7 @@ def test_weights_may_be_tensors_and_arrays(weights: Sequence[float]) -> None:
     assert {type(weight) for weight in mixture.sampling_weights} == {float}
 
 
-def test_drawing_from_a_mixture_with_no_ready_member_says_so() -> None:
+def test_sampling_a_mixture_without_a_ready_member_raises() -> None:
     mixture = MixtureOfDatasets([Constant(1, ready=False)], [1.0])
     mixture.configure_from_experiment(Settings())
     with pytest.raises(RuntimeError, match="ready"):
