@@ -92,9 +92,11 @@ class FileIndex:
         known = {(file.name, file.inode): file for file in before}
         files: list[TrajFile] = []
         try:
-            entries = [(entry.name, entry.inode()) for entry in os.scandir(folder)]
+            entries = {(entry.name, entry.inode()) for entry in os.scandir(folder)}
         except FileNotFoundError:
             return []
+        if entries == known.keys():
+            return before
         for name_and_inode in entries:
             file = known.get(name_and_inode)
             if file is None:
