@@ -147,7 +147,7 @@ def measure(row: Row, seconds: float, root: Path) -> dict[str, str]:
     fill(row, dataset.fifo_folder)
     dataset.configure(BATCH_SIZE * row.epoch, LENGTH, "none", True)
     began = time.perf_counter()
-    dataset.index.refresh(force=True)
+    dataset.index.refresh()
     listed = time.perf_counter() - began
     loader = BatchLoader(
         dataset, batch_size=BATCH_SIZE, batches_per_epoch=row.epoch, workers=row.workers, device="cpu", seed=0

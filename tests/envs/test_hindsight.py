@@ -105,7 +105,7 @@ def test_a_transition_holds_the_action_and_reward_that_lead_to_the_next_timestep
     np.testing.assert_array_equal(frozen.rl2s[1:, 1:], frozen.actions)
 
 
-def test_returns_of_pieces_add_up_to_the_return_of_the_episode():
+def test_returns_of_segments_add_up_to_the_return_of_the_episode():
     timesteps = [make_timestep(time) for time in range(5)]
     pieces = Trajectory(timesteps[:3]), Trajectory(timesteps[2:])
     assert pieces[0].total_return + pieces[1].total_return == Trajectory(timesteps).total_return == 10.0

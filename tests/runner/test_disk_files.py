@@ -152,7 +152,7 @@ def test_the_oldest_fifo_files_are_deleted_beyond_the_limit(make_dataset, fill, 
     assert numbers(dataset) == {3, 4, 5, 6, 100, 101, 102}
 
 
-def test_age_is_told_by_the_clock_across_writers(make_dataset, fill, numbers) -> None:
+def test_the_oldest_files_are_found_by_time_across_writers(make_dataset, fill, numbers) -> None:
     dataset = make_dataset(dset_max_size=2)
     fill(dataset.fifo_folder, 2, first=0, writer=9)
     fill(dataset.fifo_folder, 2, first=2, writer=1)
@@ -240,7 +240,7 @@ def test_arguments_out_of_range_are_named(tmp_path, name, value) -> None:
         DiskTrajDataset(tmp_path, "dset", **{"dset_max_size": 10, name: value})
 
 
-def test_the_description_tells_place_and_size(make_dataset, fill) -> None:
+def test_the_description_names_folder_and_number_of_files(make_dataset, fill) -> None:
     dataset = make_dataset()
     fill(dataset.fifo_folder, 2)
     assert "2 trajectory files" in dataset.get_description()

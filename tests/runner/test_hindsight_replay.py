@@ -120,7 +120,7 @@ def test_offline_data_can_be_relabelled_alike() -> None:
     assert_rewarded_for_what_was_reached(batches_of(dataset))
 
 
-def test_the_buffer_keeps_what_happened(make_maze) -> None:
+def test_relabelling_does_not_change_stored_files(make_maze) -> None:
     dataset = make_maze()
     batches_of(dataset)
     for path, traj in zip(sorted(dataset.fifo_folder.iterdir()), WALKS, strict=True):

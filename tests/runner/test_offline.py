@@ -62,7 +62,7 @@ def test_rl2s_are_the_rewards_and_actions_of_the_step_before_zeros_first():
         np.testing.assert_array_equal(episode.rl2s[1:, 1:], episode.actions)
 
 
-def test_without_next_observations_an_episode_cut_off_loses_its_last_transition_and_a_terminated_one_does_not():
+def test_without_next_observations_truncated_episodes_lose_their_last_transition():
     episodes = split(rows([3, 2, 4], next_observations=None))
     assert [len(episode) for episode in episodes] == [3, 1, 4]
     first, second, _ = episodes
@@ -95,7 +95,7 @@ def test_data_that_ends_in_mid_episode_is_cut_off_there():
     assert not last.dones.any()
 
 
-def test_names_of_gymnasium_will_do():
+def test_gymnasium_names_of_the_flags_are_accepted():
     arrays = rows()
     arrays["terminations"], arrays["truncations"] = arrays.pop("terminals"), arrays.pop("timeouts")
     for one, other in zip(split(arrays), split(rows()), strict=True):
@@ -363,7 +363,7 @@ def configured(dataset: OfflineDataset, max_seq_len: int = 2) -> OfflineDataset:
     dataset.configure(
         items_per_epoch=400, max_seq_len=max_seq_len, padded_sampling="none", has_edit_rights=False
     )
-    dataset.seed = 0
+    dataset.seed_sampling(0)
     return dataset
 
 
@@ -470,7 +470,7 @@ def test_a_relabeler_sees_whole_episodes_and_changes_no_stored_one(tmp_path: Pat
         assert load_trajectory(first).rews[:3].tolist() == [[0.0], [0.5], [1.0]]
 
 
-def test_trajectories_can_be_given_directly_and_must_be_alike():
+def test_trajectories_can_be_given_directly_and_must_have_the_same_arrays():
     episodes = split(rows())
     assert len(OfflineDataset(episodes).index.files) == 3
     with pytest.raises(TypeError, match="FrozenTraj"):

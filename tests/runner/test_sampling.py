@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 
-from amago.hindsight import FrozenTraj, Relabeler
 from amago.loading import BatchLoader, DiskTrajDataset
 from amago.loading.file_index import TrajFile
 from amago.loading.rl_data import window_bounds
@@ -92,7 +91,7 @@ def test_files_are_equally_likely_by_default(make_dataset, fill) -> None:
     assert_drawn_as_expected(drawn_numbers(dataset), dict.fromkeys(range(7), 1 / 7))
 
 
-def test_or_timesteps_are(make_dataset, fill) -> None:
+def test_timesteps_are_equally_likely_with_sample_by_timesteps(make_dataset, fill) -> None:
     dataset = make_dataset(items=6000, sample_by="timesteps")
     lengths = [5, 6, 7, 30, 80, 200]
     fill(dataset.fifo_folder, 6, transitions=lengths)
@@ -140,7 +139,7 @@ def make_weighted(tmp_path) -> Callable[[type[DiskTrajDataset]], DiskTrajDataset
     def make(cls: type[DiskTrajDataset]) -> DiskTrajDataset:
         dataset = cls(tmp_path, "dset", 100)
         dataset.configure(4000, 4, "none", True)
-        dataset.seed = 1
+        dataset.seed_sampling(1)
         return dataset
 
     return make
@@ -213,23 +212,3 @@ def test_only_the_ratios_of_weights_count(weighted, weights) -> None:
     lengths = [len(dataset.sample_random_trajectory().rews) for _ in range(200)]
     assert set(lengths) == {10, 30}
     assert 60 < lengths.count(10) < 140  # 100 with a standard deviation of 7
-
-
-def test_relabelers_see_whole_trajectories(make_dataset, fill) -> None:
-    seen: list[int] = []
-
-    class Reached(Relabeler):
-        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
-            seen.append(len(traj))
-            traj.obs["goal"] = np.repeat(traj.obs["observation"][-1:], len(traj) + 1, axis=0)
-            return traj
-
-    dataset = make_dataset(items=20, relabeler=Reached())
-    fill(dataset.fifo_folder, 3, transitions=[10, 20, 30])
-    loader = BatchLoader(dataset, batch_size=5, batches_per_epoch=4, workers=0, device="cpu", seed=0)
-    for batch in loader.epoch(0):
-        goals = batch.obs["goal"][:, :, 1]
-        assert (goals == goals[:, :1]).all()  # the last timestep of the trajectory
-        assert set(goals[:, 0].tolist()) <= {10.0, 20.0, 30.0}
-        assert batch.length == 4
-    assert set(seen) == {10, 20, 30}

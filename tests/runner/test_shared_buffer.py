@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from amago.hindsight import save_trajectory
 from amago.loading import BatchLoader, DiskTrajDataset
 
@@ -14,7 +16,7 @@ PROGRAM = Path(__file__).with_name("replay_processes.py")
 
 def test_writers_readers_and_a_deleter_share_a_folder_and_nothing_is_lost_or_torn(tmp_path) -> None:
     folder = DiskTrajDataset(tmp_path, "dset", 60).fifo_folder
-    command = [sys.executable, "-W", "error::UserWarning", str(PROGRAM), str(tmp_path), "0.7"]
+    command = [sys.executable, "-W", "error::UserWarning", str(PROGRAM), str(tmp_path), "0.4"]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -52,8 +54,9 @@ def test_workers_sample_from_the_same_files_as_the_main_process(make_dataset, fi
     assert epochs(2) == expected
 
 
-def test_a_file_that_is_replaced_is_read_anew(make_dataset, fill, make_traj, numbers) -> None:
-    dataset = make_dataset(cache_bytes=0)
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_a_file_that_is_replaced_is_read_anew(make_dataset, fill, make_traj, numbers, cache_bytes) -> None:
+    dataset = make_dataset(cache_bytes=cache_bytes)
     path = fill(dataset.fifo_folder, 1, transitions=30)[0]
     dataset.set_epoch(0)
     assert numbers(dataset) == {0}

@@ -1,5 +1,6 @@
 """Trajectory data: timesteps, trajectories, relabelling, and trajectory files."""
 
+from amago.hindsight.atomic_writes import UNFINISHED_SUFFIX, atomic_file, remove_unfinished
 from amago.hindsight.filenames import (
     SAVE_FORMATS,
     SUFFIXES,
@@ -9,8 +10,10 @@ from amago.hindsight.filenames import (
     parse_filename,
     trajectory_filename,
 )
-from amago.hindsight.files import UNFINISHED_SUFFIX, atomic_file, remove_unfinished
-from amago.hindsight.formats import (
+from amago.hindsight.relabel import NoOpRelabeler, Relabeler
+from amago.hindsight.timestep import Array, Timestep, split_batched_timestep
+from amago.hindsight.trajectory import FrozenTraj, Trajectory
+from amago.hindsight.trajectory_files import (
     CorruptTrajectoryError,
     PickledTrajectoryError,
     load_slice,
@@ -19,9 +22,6 @@ from amago.hindsight.formats import (
     trajectory_length,
     write_trajectory,
 )
-from amago.hindsight.relabel import NoOpRelabeler, Relabeler
-from amago.hindsight.timestep import Array, Timestep, split_batched_timestep
-from amago.hindsight.trajectory import FrozenTraj, Trajectory
 
 __all__ = [
     "SAVE_FORMATS",

@@ -216,6 +216,6 @@ class Trajectory:
             save_as: "npz", "npz-compressed" or "traj".
         """
         from amago.hindsight.filenames import env_name_of
-        from amago.hindsight.formats import save_trajectory
+        from amago.hindsight.trajectory_files import save_trajectory
 
         save_trajectory(self.freeze(), Path(path), save_as, env_name_of(Path(path)))

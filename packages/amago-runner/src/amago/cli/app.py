@@ -235,11 +235,9 @@ def convert(
     Arrays are one .npz or .h5 of observations, actions, rewards, terminals
     and timeouts, or the folder of a Minari dataset. DST must not exist.
     """
-    from amago.cli.convert import Conversion
     from amago.cli.convert import convert as convert_files
 
-    request = Conversion(source=source, target=target, to=to, actions=actions, env_name=env_name)
-    if convert_files(request, Console()):
+    if convert_files(source, target, Console(), to=to, actions=actions, env_name=env_name):
         raise typer.Exit(1)
 
 

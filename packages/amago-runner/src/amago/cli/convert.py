@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from amago.cli.options import UsageProblem
 from amago.cli.trajectory_files import find_files
 from amago.hindsight import (
     SAVE_FORMATS,
-    UNFINISHED_SUFFIX,
     CorruptTrajectoryError,
     FrozenTraj,
     env_name_of,
@@ -31,92 +27,71 @@ from amago.hindsight import (
     trajectory_filename,
 )
 from amago.loading.offline import episodes_from_file, save_arrays
-from amago.loading.offline.array_files import (
-    ARRAY_SUFFIXES,
-    HDF5_SUFFIXES,
-    actions_and_names,
-    is_file_of_arrays,
-)
+from amago.loading.offline.array_files import ARRAY_SUFFIXES, HDF5_SUFFIXES, action_shape, is_file_of_arrays
 
 ARRAYS = "arrays"
 FORMATS = (*SAVE_FORMATS, ARRAYS)
+_Named = Iterator[tuple[str, str, FrozenTraj]]  # file name, environment's name, trajectory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """Arguments of a conversion.
+def convert(
+    source: Path,
+    target: Path,
+    console: Console,
+    *,
+    to: str | None = None,
+    actions: str | None = None,
+    env_name: str | None = None,
+) -> int:
+    """Converts, prints a summary, and returns the number of files that could not be read.
 
-    Attributes:
+    Args:
         source: a trajectory file, a folder or buffer of them, a file of arrays, or the folder of a Minari dataset.
         target: the file or folder to create.
+        console: for the progress and the summary.
         to: one of FORMATS; None chooses by the suffix of `target`.
         actions: action space of arrays: "discrete:N", "discrete:N1,N2", "box:LOW:HIGH" or "binary"; None if
             actions are one-hot or in [-1, 1] already.
-        env_name: environment's name for files made from arrays; None uses the name in the source.
-    """
-
-    source: Path
-    target: Path
-    to: str | None = None
-    actions: str | None = None
-    env_name: str | None = None
-
-
-@dataclass(slots=True)
-class _Done:
-    """Number of converted trajectories and transitions, and the unreadable files: (path, reason)."""
-
-    trajectories: int = 0
-    transitions: int = 0
-    bad: list[tuple[Path, str]] = field(default_factory=list)
-
-
-def convert(request: Conversion, console: Console) -> int:
-    """Converts, prints a summary, and returns the number of files that could not be read.
+        env_name: environment's name for files made from arrays; None uses the name of the source.
 
     Raises:
         UsageProblem: if there is nothing to convert, the target exists, or the formats are incompatible.
             Nothing is written then.
     """
-    source, target = request.source, request.target
+    bad: list[str] = []
     try:
-        exists, from_arrays = target.exists(), is_file_of_arrays(source)
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
-        raise UsageProblem(f"{error.filename}: {error.strerror}.", "SRC DST") from error
-    if exists:
-        raise UsageProblem(f"{target} exists and is not overwritten: give another name.", "DST")
-    if request.actions is not None and not from_arrays:
-        raise UsageProblem("--actions applies to arrays; trajectories are converted already.", "--actions")
-    single = source.is_file() and not from_arrays
-    to = request.to or _format_of(target, single)
-    _check_target(target, to, single)
-    done = _Done()
-    named = _episodes_of_arrays(request) if from_arrays else _trajectories(source, done, console)
-    try:
+        if target.exists():
+            raise UsageProblem(f"{target} exists and is not overwritten: give another name.", "DST")
+        from_arrays = is_file_of_arrays(source)
+        if actions is not None and not from_arrays:
+            raise UsageProblem(
+                "--actions applies to arrays; trajectories are converted already.", "--actions"
+            )
+        single = source.is_file() and not from_arrays
+        to = to or _format_of(target, single)
+        _check_target(target, to, single)
+        if from_arrays:
+            named = _episodes_of_arrays(source, actions, env_name or source.stem)
+        else:
+            named = _trajectories(source, bad, console)
         target.parent.mkdir(parents=True, exist_ok=True)
         if to == ARRAYS:
-            done.trajectories, done.transitions = save_arrays(target, ((name, t) for _, name, t in named))
-        elif single:
-            _write_files(named, target.parent, to, done, target.name)
+            trajectories, transitions = save_arrays(target, (traj for _, _, traj in named))
         else:
-            with _whole_folder(target) as folder:
-                _write_files(named, folder, to, done)
-    except UsageProblem:
-        raise
-    except (ValueError, OSError, MemoryError) as error:
-        _print_bad(console, done)
-        raise UsageProblem(f"{source} cannot be converted: {error}", "SRC") from error
-    except ImportError as error:
-        raise UsageProblem(str(error), "SRC") from error
-    _print_bad(console, done)
+            trajectories, transitions = _write_files(named, target, to, single)
+    except (ValueError, OSError, MemoryError, ImportError) as error:
+        reason = "; ".join([str(error), *bad])
+        raise UsageProblem(f"{source} cannot be converted: {reason}", "SRC") from error
+    for line in bad:
+        console.print(f"[yellow]skipped[/] {escape(line)}", highlight=False, soft_wrap=True)
     size = sum(path.stat().st_size for path in ([target] if target.is_file() else target.iterdir()))
     console.print(
-        f"[bold]{escape(str(target))}[/]: {done.trajectories:,} trajectories of {done.transitions:,} transitions "
+        f"[bold]{escape(str(target))}[/]: {trajectories:,} trajectories of {transitions:,} transitions "
         f"as {to}, {size / 1e6:,.1f} MB",
         highlight=False,
         soft_wrap=True,
     )
-    return len(done.bad)
+    return len(bad)
 
 
 def _format_of(target: Path, single: bool) -> str:
@@ -142,74 +117,43 @@ def _check_target(target: Path, to: str, single: bool) -> None:
         raise UsageProblem(f"several trajectories as {to} need a folder, not a file {target.suffix}.", "DST")
 
 
-_Named = Iterator[tuple[str, str, FrozenTraj]]  # file name, environment's name, trajectory
-
-
-def _trajectories(source: Path, done: _Done, console: Console) -> _Named:
-    found = find_files(source, only_sampled=True)
-    files = [path for each in found.values() for path in each.files]
-    names = [path.stem for path in files]
-    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
-    if count > 1:
-        raise UsageProblem(f"{count} files have the name {name}: convert their folders one by one.", "SRC")
-    for path in _with_progress(files, console):
+def _trajectories(source: Path, bad: list[str], console: Console) -> _Named:
+    """The trajectories of all files; descriptions of unreadable files are added to `bad`."""
+    files = [path for found in find_files(source, only_sampled=True).values() for path in found.files]
+    if len({path.stem for path in files}) < len(files):
+        raise UsageProblem("several files have the same name: convert their folders one by one.", "SRC")
+    for path in track(files, "Converting", console=console, transient=True, disable=not console.is_terminal):
         try:
             trajectory = load_trajectory(path)
             if not len(trajectory):
                 raise CorruptTrajectoryError("it holds no transition")
         except (CorruptTrajectoryError, OSError) as error:
-            done.bad.append((path, str(error)))
+            bad.append(printable(f"{path.name}: {error}"))
             continue
         yield path.name, printable(env_name_of(path)), trajectory
 
 
-def _episodes_of_arrays(request: Conversion) -> _Named:
-    shape, dtype, names = actions_and_names(request.source)
-    space = None if request.actions is None else parse_space(request.actions, shape)
-    if space is None and (dtype.kind != "f" or len(shape) != 1):
-        raise UsageProblem(
-            f"the actions have dtype {dtype} and shape {shape}: give their space with --actions discrete:N, "
-            "discrete:N1,N2, box:LOW:HIGH or binary.",
-            "--actions",
-        )
-    written = request.source.stat().st_mtime
-    for i, episode in enumerate(episodes_from_file(request.source, space)):
-        name = request.env_name or (names[i] if i < len(names) else request.source.stem)
-        yield trajectory_filename(name, 0, i, written), name, episode
+def _episodes_of_arrays(source: Path, actions: str | None, env_name: str) -> _Named:
+    space = None if actions is None else parse_space(actions, action_shape(source))
+    written = source.stat().st_mtime
+    for number, episode in enumerate(episodes_from_file(source, space)):
+        yield trajectory_filename(env_name, 0, number, written), env_name, episode
 
 
-def _write_files(named: _Named, folder: Path, to: str, done: _Done, file_name: str | None = None) -> None:
-    for name, env_name, trajectory in named:
-        save_trajectory(trajectory, folder / (file_name or name), to, env_name)
-        done.trajectories += 1
-        done.transitions += len(trajectory)
-    if not done.trajectories:
-        raise ValueError("no trajectory could be read")
-
-
-@contextmanager
-def _whole_folder(target: Path) -> Iterator[Path]:
-    """Yields a sibling folder that is renamed to `target` at the end, and removed on failure."""
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        os.rename(unfinished, target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _with_progress(files: list[Path], console: Console) -> Iterable[Path]:
-    return track(files, "Converting", console=console, transient=True, disable=not console.is_terminal)
-
-
-def _print_bad(console: Console, done: _Done) -> None:
-    for path, reason in done.bad:
-        console.print(
-            f"[yellow]skipped[/] {escape(printable(f'{path.name}: {reason}'))}",
-            highlight=False,
-            soft_wrap=True,
-        )
+def _write_files(named: _Named, target: Path, to: str, single: bool) -> tuple[int, int]:
+    """Writes a folder of files, or a single file, which appears complete or not at all."""
+    trajectories = transitions = 0
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as temporary:
+        folder = Path(temporary) / "files"
+        folder.mkdir()
+        for name, env_name, trajectory in named:
+            path = save_trajectory(trajectory, folder / name, to, env_name)
+            trajectories += 1
+            transitions += len(trajectory)
+        if not trajectories:
+            raise ValueError("no trajectory could be read")
+        os.rename(path if single else folder, target)
+    return trajectories, transitions
 
 
 def parse_space(text: str, shape: tuple[int, ...]) -> gym.Space[Any]:

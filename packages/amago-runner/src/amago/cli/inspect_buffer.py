@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,126 +21,74 @@ from amago.hindsight import CorruptTrajectoryError, FrozenTraj, env_name_of, loa
 _BAD_SHOWN = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statistics:
-    """Mean, minimum and maximum over trajectories."""
-
-    mean: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Statistics | None:
-        """Statistics of the finite values; None if there are none."""
-        array = np.array(list(values), np.float64)
-        array = array[np.isfinite(array)]
-        if not len(array):
-            return None
-        return cls(mean=float(array.mean()), min=float(array.min()), max=float(array.max()))
-
-    def __str__(self) -> str:
-        if self.min == self.max:
-            return f"{self.mean:,.3g}"
-        return f"{self.mean:,.3g} ({self.min:,.3g} to {self.max:,.3g})"
-
-
-@dataclass(kw_only=True)
+@dataclass
 class Group:
-    """Statistics of one environment's trajectories in one folder.
+    """One environment's trajectories in one folder.
 
     Attributes:
-        files, transitions, megabytes: totals; 1 MB is 10^6 bytes.
-        length, total_reward: per file, which may hold an episode segment; None without a finite value.
-        not_finite: number of files with non-finite rewards, which `total_reward` leaves out.
-        terminated: fraction of files whose last transition terminated the episode.
-        whole_episodes: fraction of files that hold an episode from its first step to its termination.
+        lengths, returns: number of transitions and sum of rewards of each file, which may hold an episode segment.
+        terminated: number of files whose last transition terminated the episode.
+        nbytes: size of the files.
         formats: number of files by suffix.
-        arrays: (dtype, row shape) of every array of the first file, by name.
-        unlike: files with other arrays, which do not fit into one batch with the first.
+        arrays: dtype and row shape of every array of the first file, by name.
+        other_arrays: files whose arrays differ from these, so that they do not fit into one batch.
     """
 
-    files: int
-    transitions: int
-    megabytes: float
-    length: Statistics | None
-    total_reward: Statistics | None
-    not_finite: int
-    terminated: float
-    whole_episodes: float
-    formats: dict[str, int]
-    arrays: dict[str, tuple[str, list[int]]]
-    unlike: list[str]
+    lengths: list[int] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    terminated: int = 0
+    nbytes: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    arrays: dict[str, str] = field(default_factory=dict)
+    other_arrays: list[str] = field(default_factory=list)
+
+    def add(self, path: Path, traj: FrozenTraj) -> None:
+        """Adds a file."""
+        self.nbytes += path.stat().st_size
+        self.lengths.append(len(traj))
+        self.returns.append(float(traj.rews.sum(dtype=np.float64)))
+        self.terminated += int(traj.dones[-1, 0])
+        self.formats[path.suffix] += 1
+        arrays = {printable(n): f"{array.dtype}{array.shape[1:]}" for n, array in traj.to_dict().items()}
+        self.arrays = self.arrays or arrays
+        if arrays != self.arrays:
+            self.other_arrays.append(printable(path.name))
+
+    def summary(self) -> dict[str, Any]:
+        """Totals and statistics, of JSON types; 1 MB is 10^6 bytes."""
+        return {
+            "files": len(self.lengths),
+            "transitions": sum(self.lengths),
+            "megabytes": self.nbytes / 1e6,
+            "length": _statistics(self.lengths),
+            "return": _statistics(self.returns),
+            "terminated": self.terminated / len(self.lengths),
+            "formats": dict(self.formats),
+            "arrays": self.arrays,
+            "other_arrays": self.other_arrays,
+        }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class FolderReport:
-    """Statistics of one folder.
+    """Contents of one folder.
 
     Attributes:
-        environments: groups by name of the environment.
+        environments: summary of the trajectories of each environment, see `Group`.
         bad: reason by name, of files that cannot be read.
         unfinished: files that are being written, or were when their process was killed.
         foreign: files with other suffixes.
     """
 
-    environments: dict[str, Group] = field(default_factory=dict)
-    bad: dict[str, str] = field(default_factory=dict)
-    unfinished: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Collected:
-    lengths: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    terminated: list[bool] = field(default_factory=list)
-    whole: list[bool] = field(default_factory=list)
-    nbytes: int = 0
-    formats: Counter[str] = field(default_factory=Counter)
-    arrays: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
-    unlike: list[str] = field(default_factory=list)
-
-    def add(self, path: Path, trajectory: FrozenTraj) -> None:
-        """Adds a file; raises FileNotFoundError without adding it if it was deleted."""
-        nbytes = path.stat().st_size
-        terminated = bool(trajectory.dones[-1, 0])
-        self.lengths.append(len(trajectory))
-        self.rewards.append(float(trajectory.rews.sum(dtype=np.float64)))
-        self.terminated.append(terminated)
-        self.whole.append(terminated and int(trajectory.time_idxs[0, 0]) == 0)
-        self.nbytes += nbytes
-        self.formats[path.suffix] += 1
-        named = trajectory.to_dict().items()
-        arrays = {printable(name): (str(array.dtype), list(array.shape[1:])) for name, array in named}
-        if not self.arrays:
-            self.arrays = arrays
-        elif arrays != self.arrays:
-            self.unlike.append(printable(path.name))
-
-    def group(self) -> Group:
-        """Statistics of the added files."""
-        return Group(
-            files=len(self.lengths),
-            transitions=sum(self.lengths),
-            megabytes=self.nbytes / 1e6,
-            length=Statistics.of(self.lengths),
-            total_reward=Statistics.of(self.rewards),
-            not_finite=int((~np.isfinite(self.rewards)).sum()),
-            terminated=float(np.mean(self.terminated)),
-            whole_episodes=float(np.mean(self.whole)),
-            formats=dict(self.formats),
-            arrays=self.arrays,
-            unlike=self.unlike,
-        )
+    environments: dict[str, dict[str, Any]]
+    bad: dict[str, str]
+    unfinished: list[str]
+    foreign: list[str]
 
 
 def printable(name: str) -> str:
-    """A file name with control characters and undecodable bytes escaped."""
-    try:
-        text = os.fsencode(name).decode("utf-8", errors="backslashreplace")
-    except UnicodeEncodeError:  # a lone surrogate, from the JSON header of a .traj
-        text = name
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    """`name` with control characters and undecodable bytes escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
@@ -161,84 +108,89 @@ def inspect_buffer(path: Path, console: Console, *, as_json: bool) -> int:
 
 def report_of(found: Found, console: Console) -> FolderReport:
     """Reads every file of a folder."""
-    report = FolderReport(
-        unfinished=[printable(path.name) for path in found.unfinished],
-        foreign=[printable(path.name) for path in found.foreign],
-    )
-    seen: dict[str, _Collected] = {}
+    groups: dict[str, Group] = {}
+    bad: dict[str, str] = {}
     files = track(found.files, "Reading", console=console, transient=True, disable=not console.is_terminal)
     for path in files:
         try:
-            trajectory = load_trajectory(path)
-            if not len(trajectory):
+            traj = load_trajectory(path)
+            if not len(traj):
                 raise CorruptTrajectoryError("it holds no transition")
-            seen.setdefault(printable(env_name_of(path)), _Collected()).add(path, trajectory)
+            groups.setdefault(printable(env_name_of(path)), Group()).add(path, traj)
         except (OSError, CorruptTrajectoryError) as error:
             if os.path.lexists(path):  # otherwise it was deleted after the folder was listed
-                report.bad[printable(path.name)] = printable(str(error).removeprefix(f"{path} "))
-    report.environments = {name: each.group() for name, each in sorted(seen.items())}
-    return report
+                bad[printable(path.name)] = printable(str(error).removeprefix(f"{path} "))
+    return FolderReport(
+        environments={name: group.summary() for name, group in sorted(groups.items()) if group.lengths},
+        bad=bad,
+        unfinished=[printable(path.name) for path in found.unfinished],
+        foreign=[printable(path.name) for path in found.foreign],
+    )
 
 
-def _show(path: Path, reports: Mapping[str, FolderReport], console: Console) -> None:
-    groups = [group for report in reports.values() for group in report.environments.values()]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ["Environment", "Files", "Steps", "MB", "Length", "Return", "Ended"]
-    if list(reports) != [""]:
-        columns.insert(0, "Folder")
-    for name in columns:
-        if name in ("Folder", "Environment"):
-            table.add_column(name)
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    for folder, report in reports.items():
-        for env_name, group in report.environments.items():
-            row = [env_name, f"{group.files:,}", f"{group.transitions:,}", f"{group.megabytes:,.1f}"]
-            row += [str(group.length or "-"), str(group.total_reward or "-"), f"{group.terminated:.0%}"]
-            table.add_row(*map(escape, ([folder] if folder else []) + row))
+def _statistics(values: list[int] | list[float]) -> dict[str, float]:
+    return {
+        "mean": float(np.mean(values)) if values else 0.0,
+        "min": float(min(values, default=0)),
+        "max": float(max(values, default=0)),
+    }
+
+
+def _show(path: Path, reports: dict[str, FolderReport], console: Console) -> None:
+    rows = [
+        (folder, name, group)
+        for folder, report in reports.items()
+        for name, group in report.environments.items()
+    ]
+    files, transitions, megabytes = (
+        sum(group[total] for _, _, group in rows) for total in ("files", "transitions", "megabytes")
+    )
     console.print(
-        f"[bold]{escape(printable(str(path)))}[/]: {sum(group.files for group in groups):,} trajectory files, "
-        f"{sum(group.transitions for group in groups):,} transitions, "
-        f"{sum(group.megabytes for group in groups):,.1f} MB",
+        f"[bold]{escape(printable(str(path)))}[/]: {files:,} trajectory files, {transitions:,} transitions, "
+        f"{megabytes:,.1f} MB",
         highlight=False,
         soft_wrap=True,
     )
-    if groups:
-        console.print(table, highlight=False)
-        _show_arrays(groups, console)
-    for folder, report in reports.items():
-        _show_others(folder, report, console)
-
-
-def _show_arrays(groups: list[Group], console: Console) -> None:
-    formats: Counter[str] = sum((Counter(group.formats) for group in groups), Counter())
-    arrays: dict[str, Any] = {}
-    for group in groups:
-        arrays.update(group.arrays)
-    described = [
-        f"{name.removeprefix('_OBS_KEY_')} {dtype}{tuple(shape)}" for name, (dtype, shape) in arrays.items()
-    ]
-    console.print(f"Formats  {', '.join(f'{count:,} {suffix}' for suffix, count in formats.items())}")
-    console.print(f"Arrays   {', '.join(described)}", highlight=False, markup=False)
-
-
-def _show_others(folder: str, report: FolderReport, console: Console) -> None:
-    where = f" in {folder}" if folder else ""
-    for env_name, group in report.environments.items():
-        if group.not_finite:
-            message = f"{group.not_finite:,} files of {env_name}{where} have rewards that are not finite"
-            console.print(message, highlight=False, markup=False)
-        if group.unlike:
-            message = (
-                f"{len(group.unlike):,} files of {env_name}{where} have other arrays, e.g. {group.unlike[0]}"
+    if rows:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("Folder", "Environment"):
+            table.add_column(column)
+        for column in ("Files", "Steps", "MB", "Length", "Return", "Ended"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for folder, name, group in rows:
+            table.add_row(
+                escape(folder or "."),
+                escape(name),
+                f"{group['files']:,}",
+                f"{group['transitions']:,}",
+                f"{group['megabytes']:,.1f}",
+                _mean_and_range(group["length"]),
+                _mean_and_range(group["return"]),
+                f"{group['terminated']:.0%}",
             )
-            console.print(message, highlight=False, markup=False, soft_wrap=True)
-    if report.unfinished:
-        console.print(f"{len(report.unfinished):,} unfinished files{where}", highlight=False)
-    if report.foreign:
-        message = f"{len(report.foreign):,} other names{where}, e.g. {report.foreign[0]}"
-        console.print(message, highlight=False, markup=False)
-    if report.bad:
-        console.print(f"[red]{len(report.bad):,} bad files{where}[/]", highlight=False)
-    for name, reason in list(report.bad.items())[:_BAD_SHOWN]:
-        console.print(f"  {name}: {reason}", highlight=False, soft_wrap=True, markup=False)
+        console.print(table, highlight=False)
+        arrays = {array: kind for _, _, group in rows for array, kind in group["arrays"].items()}
+        described = [f"{array.removeprefix('_OBS_KEY_')} {kind}" for array, kind in arrays.items()]
+        formats = sum((Counter(group["formats"]) for _, _, group in rows), Counter())
+        console.print(f"Formats  {', '.join(f'{count:,} {suffix}' for suffix, count in formats.items())}")
+        console.print(f"Arrays   {', '.join(described)}", highlight=False, markup=False)
+    for folder, name, group in rows:
+        _show_names(f"files of {name} with other arrays", folder, group["other_arrays"], console)
+    for folder, report in reports.items():
+        _show_names("unfinished files", folder, report.unfinished, console)
+        _show_names("other names", folder, report.foreign, console)
+        bad = [f"{name}: {reason}" for name, reason in report.bad.items()]
+        _show_names("bad files", folder, bad, console, shown=_BAD_SHOWN)
+
+
+def _mean_and_range(statistics: dict[str, float]) -> str:
+    mean, low, high = statistics.values()
+    return f"{mean:,.3g}" if low == high else f"{mean:,.3g} ({low:,.3g} to {high:,.3g})"
+
+
+def _show_names(kind: str, folder: str, names: list[str], console: Console, shown: int = 1) -> None:
+    """Prints the number of files of a kind, and the first few."""
+    if names:
+        where = f" in {folder}" if folder else ""
+        lines = [f"{len(names):,} {kind}{where}", *(f"  {name}" for name in names[:shown])]
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

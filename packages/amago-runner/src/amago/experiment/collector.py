@@ -212,5 +212,4 @@ def make_recorder(
         rng=rng,
         writer_id=writer_id,
         first_number=first_number,
-        on_written=None if config.dataset is None else config.dataset.note_written,
     )

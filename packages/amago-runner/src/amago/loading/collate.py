@@ -20,10 +20,6 @@ from amago.nets.masking import MAGIC_PAD_VAL
 Array = NDArray[Any]
 
 
-class UnlikeSamplesError(ValueError):
-    """Samples cannot be stacked: observation keys, or an array's shape or dtype, differ."""
-
-
 def RLData_pad_collate(samples: Sequence[RLData]) -> Batch:
     """Pads samples at the end to the length of the longest one and stacks them.
 
@@ -31,8 +27,7 @@ def RLData_pad_collate(samples: Sequence[RLData]) -> Batch:
     timesteps of each row (`lengths`) and the flat indices of real transitions in (B * T) (`flat_idxs`).
 
     Raises:
-        ValueError: if there is no sample.
-        UnlikeSamplesError: a ValueError, if the samples' arrays differ in keys, shape or dtype.
+        ValueError: if there is no sample, or the samples' arrays differ in keys, shape or dtype.
     """
     if not samples:
         raise ValueError("samples must hold at least one RLData, not none")
@@ -41,7 +36,7 @@ def RLData_pad_collate(samples: Sequence[RLData]) -> Batch:
     keys = samples[0].obs.keys()
     for sample in samples:
         if sample.obs.keys() != keys:
-            raise UnlikeSamplesError(
+            raise ValueError(
                 f"samples must have the same observation keys; one has {sorted(keys)}, "
                 f"another {sorted(sample.obs)}"
             )
@@ -65,7 +60,7 @@ def _pad_and_stack(name: str, arrays: Sequence[Array], rows: int, padding: float
     stacked = np.empty((len(arrays), rows, *first.shape[1:]), first.dtype)
     for target, array in zip(stacked, arrays, strict=True):
         if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
-            raise UnlikeSamplesError(
+            raise ValueError(
                 f"{name} must have the same shape and dtype in all samples; one is {first.dtype} "
                 f"{first.shape[1:]}, another {array.dtype} {array.shape[1:]}"
             )

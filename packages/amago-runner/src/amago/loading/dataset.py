@@ -46,8 +46,7 @@ class RLDataset(Dataset[RLData], ABC):
         self.max_seq_len: int | None = None
         self.padded_sampling = "none"
         self.has_edit_rights: bool | None = None
-        self._stream = np.random.Generator(np.random.PCG64())
-        self.rng: np.random.Generator = self._stream
+        self.rng = np.random.Generator(np.random.PCG64())
         self.epoch = 0
         self.seed_sampling(None)
 
@@ -90,18 +89,11 @@ class RLDataset(Dataset[RLData], ABC):
                 "call configure(...) or configure_from_experiment(experiment) first"
             )
 
-    @property
-    def seed(self) -> int | None:
-        """The seed of all samples of all epochs; None means fresh entropy."""
-        return self._seed
-
-    @seed.setter
-    def seed(self, seed: int | None) -> None:
-        self.seed_sampling(seed, self.rank)
-
     def seed_sampling(self, seed: int | None, rank: int = 0) -> None:
-        """Sets the seed and the rank, so that data-parallel processes draw different samples."""
-        self._seed, self.rank = seed, rank
+        """Sets the seed of all samples of all epochs (None uses fresh entropy) and the rank of this process.
+
+        Data-parallel processes draw different samples.
+        """
         self._root = b"%d" % stream_seed(seed, "loader", rank)
 
     def set_epoch(self, epoch: int) -> None:
@@ -112,10 +104,6 @@ class RLDataset(Dataset[RLData], ABC):
     def save_new_trajs_to(self) -> Path | None:
         """Folder to which collected trajectories are written; None drops them."""
         return None
-
-    def note_written(self, path: Path) -> None:
-        """Called by the writer thread with the path of each trajectory file it has written."""
-        return
 
     @property
     def ready_for_training(self) -> bool:
@@ -165,7 +153,7 @@ class RLDataset(Dataset[RLData], ABC):
         name = b"%d,%d,0" % (self.epoch, i)
         digest = hashlib.blake2b(name, key=self._root, digest_size=32).digest()
         # Setting the state takes a tenth of the time of a new generator.
-        self._stream.bit_generator.state = {
+        self.rng.bit_generator.state = {
             "bit_generator": "PCG64",
             "state": {
                 "state": int.from_bytes(digest[:16], "little"),
@@ -174,7 +162,6 @@ class RLDataset(Dataset[RLData], ABC):
             "has_uint32": 0,
             "uinteger": 0,
         }
-        self.rng = self._stream
 
     def worker_state(self) -> Any:
         """State that loader workers need at the beginning of an epoch; must be small and picklable."""
@@ -182,10 +169,6 @@ class RLDataset(Dataset[RLData], ABC):
 
     def load_worker_state(self, state: Any) -> None:
         """Takes over `worker_state` of the main process."""
-        return
-
-    def start_worker(self, workers: int) -> None:
-        """Called once in each of the `workers` loader workers, on its copy of the dataset."""
         return
 
     @property

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import get_worker_info
 
 from amago.hindsight import CorruptTrajectoryError, FrozenTraj
-from amago.hindsight.formats import TrajectoryHeader, read_header, read_rows
+from amago.hindsight.trajectory_files import TrajectoryHeader, read_header, read_rows
 from amago.loading.file_index import FileIndex, TrajFile
 from amago.loading.rl_data import RLData, window_bounds
 
 T = TypeVar("T")
-Weigh = Callable[[Sequence[TrajFile]], ArrayLike | None]
-Schema = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+Weights = Callable[[Sequence[TrajFile]], ArrayLike | None]
+Schema = dict[str, str]
 
 CACHED_BYTES = 1 << 20
 """Trajectories up to this size are read whole and cached; of larger ones each sample reads its window."""
 
-UNSLICEABLE_SHARE = 8
-"""Compressed files are read whole for every window, so they are cached up to this fraction of the cache."""
+COMPRESSED_SHARE = 8
+"""Compressed files are read from the start for every window, so they are cached up to this share of the cache."""
 
 KEPT_HEADERS = 1 << 12
 """Number of files whose headers are kept in memory, at about 2 KB each."""
 
 MAX_SCHEMA_MISMATCHES = 16
 """Files with other arrays that are quarantined before training stops: more are not an accident."""
-
 
 FILE_ERRORS = (CorruptTrajectoryError, FileNotFoundError, PermissionError, IsADirectoryError)
 """Errors that concern a single file; any other error, e.g. too many open files, stops training."""
@@ -45,17 +44,19 @@ class TrajectoryCache:
     """Least-recently-used cache of decoded trajectories.
 
     Args:
-        max_bytes: total size of the cached arrays; 0 turns the cache off.
+        max_bytes: total size of the cached arrays, divided among the loader workers; 0 turns the cache off.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._trajs: OrderedDict[TrajFile, FrozenTraj] = OrderedDict()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Loader workers that are not forked start with an empty cache.
-        return {"max_bytes": self.max_bytes, "_bytes": 0, "_trajs": OrderedDict()}
+    @property
+    def max_bytes(self) -> int:
+        """The share of this process."""
+        worker = get_worker_info()
+        return self._max_bytes if worker is None else self._max_bytes // worker.num_workers
 
     def get(self, file: TrajFile) -> FrozenTraj | None:
         """The trajectory, with read-only arrays, or None."""
@@ -80,31 +81,27 @@ class FileSampler:
 
     A file that another process deleted is skipped. A file that is damaged, or whose arrays differ from those
     of the reference file, goes to the quarantine. In both cases another file is drawn. The reference is the
-    first file that this process wrote, which fits the environment; else the first readable file of the index.
+    newest file of `fifo`, which fits the environment; else the first readable file.
 
     Args:
         index: the files.
+        weights: returns the sampling weights of all files; None for equal weights.
         cache_bytes: memory for decoded trajectories.
     """
 
-    def __init__(self, index: FileIndex, cache_bytes: int) -> None:
+    def __init__(self, index: FileIndex, weights: Weights, cache_bytes: int) -> None:
         self.index = index
         self.cache = TrajectoryCache(cache_bytes)
+        self._weights = weights
         self._headers: dict[TrajFile, TrajectoryHeader] = {}
         self._lengths: dict[TrajFile, int] = {}
-        self.written_file: str | None = None
         self._reference: tuple[str, Schema] | None = None
         self._mismatches = 0
-        self._cumulative: NDArray[np.float64] = np.zeros(0)
+        self._cumulative: NDArray[np.float64] | None = None
         self._weighed: list[TrajFile] | None = None  # the list that `_cumulative` belongs to
 
-    def draw(self, read: Callable[[TrajFile], T], rng: np.random.Generator, weigh: Weigh | None) -> T:
-        """Reads a random file.
-
-        Args:
-            read: reads the file that was drawn.
-            rng: source of the draw.
-            weigh: returns the weights of all files; None for equal weights.
+    def draw(self, read: Callable[[TrajFile], T], rng: np.random.Generator) -> T:
+        """Draws a random file and returns what `read` returns for it.
 
         Raises:
             RuntimeError: if no file can be read, or more than `MAX_SCHEMA_MISMATCHES` have other arrays.
@@ -112,20 +109,20 @@ class FileSampler:
             OSError: if reading fails for another reason than the file itself.
         """
         failure: Exception | None = None
-        refreshed = False
-        while True:
-            file = self._choose(rng, weigh)
-            if file is None:
-                if refreshed:
-                    raise self._nothing_to_read(failure) from failure
-                self.index.refresh(force=True)
-                refreshed = True
-                continue
-            try:
-                return read(file)
-            except FILE_ERRORS as error:
-                failure = error
-                self.handle_unreadable(file, error)
+        for _ in range(2):
+            while (file := self._choose(rng)) is not None:
+                try:
+                    return read(file)
+                except FILE_ERRORS as error:
+                    failure = error
+                    self.handle_unreadable(file, error)
+            self.index.refresh()  # other processes may have written files since
+        if failure is None:
+            raise RuntimeError(
+                f"there are no trajectory files in {self.index.buffer}: collect some first, or wait until "
+                "ready_for_training"
+            )
+        raise RuntimeError(f"no trajectory file in {self.index.buffer} can be read: {failure}") from failure
 
     def handle_unreadable(self, file: TrajFile, error: Exception) -> None:
         """Skips a deleted file; quarantines any other.
@@ -134,7 +131,7 @@ class FileSampler:
             RuntimeError: if too many files have other arrays than the reference file.
         """
         if isinstance(error, FileNotFoundError):
-            self.index.discard(file)
+            self.index.remove(file)
             return
         if isinstance(error, SchemaMismatchError):
             self._mismatches += 1
@@ -148,9 +145,6 @@ class FileSampler:
 
     def read_whole(self, file: TrajFile) -> FrozenTraj:
         """The whole trajectory in writable arrays."""
-        cached = self.cache.get(file)
-        if cached is not None:
-            return FrozenTraj.from_dict({name: array.copy() for name, array in cached.to_dict().items()})
         header = self._header(file)
         return FrozenTraj.from_dict(read_rows(file.path, header, 0, header.length))
 
@@ -161,10 +155,12 @@ class FileSampler:
         traj = self.cache.get(file)
         if traj is None:
             header = self._header(file)
-            if header.nbytes > self._max_cached_bytes(header):
+            max_bytes = self.cache.max_bytes
+            largest = min(CACHED_BYTES, max_bytes) if header.is_sliceable else max_bytes // COMPRESSED_SHARE
+            if header.nbytes > largest:
                 start, stop = window_bounds(header.length, length, padded_sampling, rng)
-                return RLData.unchecked(read_rows(file.path, header, start, stop, may_map=True))
-            traj = FrozenTraj.from_dict(read_rows(file.path, header, 0, header.length))
+                return RLData.unchecked(read_rows(file.path, header, start, stop, writable=False))
+            traj = self.read_whole(file)
             self.cache.put(file, traj)
         start, stop = window_bounds(len(traj), length, padded_sampling, rng)
         return RLData.window(traj, start, stop)
@@ -176,30 +172,36 @@ class FileSampler:
             length = self._lengths[file] = self._header(file).length
         return length
 
-    def refresh(self, *, force: bool = False) -> None:
-        """Refreshes the index and asks for new weights at the next draw."""
-        self.index.refresh(force=force)
-        self._weighed = None
+    def refresh(self) -> None:
+        """Refreshes the index; the next draw asks for new weights."""
+        self.index.refresh()
         if len(self._lengths) > 2 * len(self.index.files):
             present = set(self.index.files)
             self._lengths = {file: length for file, length in self._lengths.items() if file in present}
 
-    def _max_cached_bytes(self, header: TrajectoryHeader) -> int:
-        limit = CACHED_BYTES
-        if not header.is_sliceable:
-            limit = max(limit, self.cache.max_bytes // UNSLICEABLE_SHARE)
-        return min(limit, self.cache.max_bytes)
+    def reference(self) -> tuple[str, Schema] | None:
+        """Path and schema of the file that all others must match; None if no file can be read."""
+        if self._reference is None:
+            newest_first = sorted(self.index.fifo, key=lambda file: file.unix_time, reverse=True)
+            for file in newest_first + self.index.protected:
+                with contextlib.suppress(CorruptTrajectoryError, OSError):  # handled when the file is drawn
+                    self._reference = file.path, _schema(read_header(file.path))
+                    break
+        return self._reference
 
-    def _choose(self, rng: np.random.Generator, weigh: Weigh | None) -> TrajFile | None:
-        files = self.index.files
-        if weigh is None:
-            return files[int(rng.random() * len(files))] if files else None
-        while files and self._weighed is not files:  # weighing may remove unreadable files
-            self._weighed = files
-            self._cumulative = _cumulative(weigh(files), len(files))
-            files = self.index.files
+    def set_reference(self, reference: tuple[str, Schema] | None) -> None:
+        """Takes over the reference file of another process."""
+        self._reference = reference
+
+    def _choose(self, rng: np.random.Generator) -> TrajFile | None:
+        while self._weighed is not self.index.files:  # weighing may remove unreadable files
+            self._weighed = files = self.index.files
+            self._cumulative = _cumulative(self._weights(files), len(files)) if files else None
+        files = self._weighed
         if not files:
             return None
+        if self._cumulative is None:
+            return files[int(rng.random() * len(files))]
         drawn = rng.random() * self._cumulative[-1]
         return files[int(np.searchsorted(self._cumulative, drawn, side="right"))]
 
@@ -209,44 +211,21 @@ class FileSampler:
             header = read_header(file.path)
             if header.length < 1:
                 raise CorruptTrajectoryError(f"{file.path} holds no transition")
-            self._check_schema(file, header.schema)
+            schema = _schema(header)
+            path, expected = self.reference() or (file.path, schema)
+            if schema != expected:
+                raise SchemaMismatchError(
+                    f"{file.path} differs from {path}: {_differences(schema, expected)}"
+                )
             self._headers[file] = header
             if len(self._headers) > KEPT_HEADERS:
                 del self._headers[next(iter(self._headers))]
         return header
 
-    def _check_schema(self, file: TrajFile, schema: Schema) -> None:
-        """Raises SchemaMismatchError unless the file has the arrays of the reference file."""
-        path, expected = self.reference() or (file.path, schema)
-        if schema != expected:
-            raise SchemaMismatchError(f"{file.path} differs from {path}: {_differences(schema, expected)}")
 
-    def reference(self) -> tuple[str, Schema] | None:
-        """Path and schema of the file that all others must match; None if no file can be read."""
-        if self._reference is None:
-            paths = [] if self.written_file is None else [self.written_file]
-            for path in itertools.chain(paths, (file.path for file in self.index.files)):
-                with contextlib.suppress(CorruptTrajectoryError, OSError):  # handled when the file is drawn
-                    self._reference = path, read_header(path).schema
-                    break
-        return self._reference
-
-    def set_reference(self, reference: tuple[str, Schema] | None) -> None:
-        """Takes over the reference file of another process."""
-        self._reference = reference
-
-    def _nothing_to_read(self, failure: Exception | None) -> RuntimeError:
-        buffer = self.index.quarantine_folder.parent
-        if failure is None:
-            return RuntimeError(
-                f"there are no trajectory files in {buffer}: collect some first, or wait until ready_for_training"
-            )
-        return RuntimeError(f"no trajectory file in {buffer} can be read: {failure}")
-
-
-def _cumulative(weights: ArrayLike | None, count: int) -> NDArray[np.float64]:
+def _cumulative(weights: ArrayLike | None, count: int) -> NDArray[np.float64] | None:
     if weights is None:
-        return np.arange(1.0, count + 1)
+        return None
     try:
         array = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -262,15 +241,14 @@ def _cumulative(weights: ArrayLike | None, count: int) -> NDArray[np.float64]:
     return cumulative
 
 
+def _schema(header: TrajectoryHeader) -> Schema:
+    """Dtype and row shape of every array, such as "float32(2,)", by name."""
+    return {name: f"{dtype}{shape}" for name, (shape, dtype) in header.schema.items()}
+
+
 def _differences(schema: Schema, expected: Schema) -> str:
-    names = [name for name in sorted({*schema, *expected}) if schema.get(name) != expected.get(name)]
     return "; ".join(
-        f"{name} is {_described(schema, name)} instead of {_described(expected, name)}" for name in names
+        f"{name} is {schema.get(name, 'missing')} instead of {expected.get(name, 'missing')}"
+        for name in sorted({*schema, *expected})
+        if schema.get(name) != expected.get(name)
     )
-
-
-def _described(schema: Schema, name: str) -> str:
-    if name not in schema:
-        return "missing"
-    shape, dtype = schema[name]
-    return f"{dtype}{shape}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from amago.agent.batch import Batch
 from amago.kernels.memory import keep_freed_memory
@@ -86,7 +86,8 @@ class BatchLoader:
         self.dataset = dataset
         self.workers, self.mp_context = workers, mp_context
         self.device = torch.device(device)
-        self._keys = _BatchKeys(batch_size, batches_per_epoch)
+        self.batch_size, self.batches_per_epoch = batch_size, batches_per_epoch
+        self._keys: list[BatchKey] = []
         self._batches = _Batches(dataset, batch_size)
         self._loader: DataLoader[Batch] | None = None
         self._visits = 0
@@ -98,7 +99,10 @@ class BatchLoader:
         self.dataset.set_epoch(epoch)
         self._visits += 1
         state = self.dataset.worker_state() if self.workers else None
-        self._keys.begin(BatchKey(self._visits, epoch, 0, state))
+        self._keys[:] = [
+            BatchKey(self._visits, epoch, batch * self.batch_size, state)
+            for batch in range(self.batches_per_epoch)
+        ]
         if self._loader is None:
             self._loader = self._make_loader()
         return (batch.to(self.device) for batch in self._loader)
@@ -118,7 +122,6 @@ class BatchLoader:
             batch_size=None,
             sampler=self._keys,
             num_workers=self.workers,
-            collate_fn=_identity,
             pin_memory=self.device.type == "cuda",
             persistent_workers=has_workers,
             timeout=WORKER_TIMEOUT if has_workers else 0.0,
@@ -144,32 +147,7 @@ class _Batches(Dataset[Batch]):
         return RLData_pad_collate([self.dataset[i] for i in range(key.first, key.first + self.batch_size)])
 
 
-class _BatchKeys(Sampler[BatchKey]):
-    """The keys of one epoch."""
-
-    def __init__(self, batch_size: int, batches: int) -> None:
-        self.batch_size, self.batches = batch_size, batches
-
-    def begin(self, first: BatchKey) -> None:
-        """Sets the epoch by the key of its first batch."""
-        self._first = first
-
-    def __iter__(self) -> Iterator[BatchKey]:
-        for batch in range(self.batches):
-            yield self._first._replace(first=batch * self.batch_size)
-
-    def __len__(self) -> int:
-        return self.batches
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
 def _start_worker(worker: int) -> None:
     # Ctrl-C reaches the whole process group; the main process decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    info = get_worker_info()
-    assert info is not None
     keep_freed_memory()  # windows of the same size are allocated again and again
-    info.dataset.dataset.start_worker(info.num_workers)  # type: ignore[attr-defined]

@@ -6,25 +6,14 @@ annealed, so that its first few trajectories are not sampled over and over.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from amago.loading.dataset import ExperimentSettings, RLDataset
 from amago.loading.rl_data import RLData
-
-
-class HasEpoch(Protocol):
-    """An experiment with an epoch counter."""
-
-    @property
-    def epoch(self) -> int:
-        """Epochs since the start of the run."""
-        ...
 
 
 class MixtureOfDatasets(RLDataset):
@@ -44,7 +33,7 @@ class MixtureOfDatasets(RLDataset):
 
     Raises:
         ValueError: if the lists differ in length or a number is out of range.
-        TypeError: if a member is not an RLDataset or a weight not a number.
+        TypeError: if a member is not an RLDataset.
     """
 
     def __init__(
@@ -79,18 +68,12 @@ class MixtureOfDatasets(RLDataset):
         self._probabilities = np.zeros(len(self.datasets))
 
     def _checked(self, name: str, given: Sequence[float]) -> list[float]:
-        weights = [weight.item() if hasattr(weight, "item") else weight for weight in given]
-        if len(weights) != len(self.datasets):
-            raise ValueError(
-                f"{name} must hold {len(self.datasets)} weights, one per dataset, not {len(weights)}"
-            )
-        if any(not isinstance(weight, Real) for weight in weights):
-            raise TypeError(f"{name} must be numbers, not {weights}")
-        if any(not (math.isfinite(weight) and weight >= 0) for weight in weights):
-            raise ValueError(f"{name} must be finite and at least 0, not {weights}")
-        if not math.isfinite(sum(weights)):
-            raise ValueError(f"{name} must have a finite sum, not {weights}")
-        if name == "sampling_weights" and not any(weights):
+        weights = np.asarray(given, np.float64)
+        if weights.shape != (len(self.datasets),):
+            raise ValueError(f"{name} must hold {len(self.datasets)} weights, one per dataset, not {given}")
+        if not (np.isfinite(weights).all() and (weights >= 0).all()):
+            raise ValueError(f"{name} must be finite and at least 0, not {given}")
+        if name == "sampling_weights" and not weights.any():
             raise ValueError(f"{name} must not all be 0")
         return [float(weight) for weight in weights]
 
@@ -127,11 +110,6 @@ class MixtureOfDatasets(RLDataset):
         """The folder of the first member that keeps new trajectories, or None."""
         return next((d.save_new_trajs_to for d in self.datasets if d.save_new_trajs_to is not None), None)
 
-    def note_written(self, path: Path) -> None:
-        """Notifies all members."""
-        for dataset in self.datasets:
-            dataset.note_written(path)
-
     @property
     def ready_for_training(self) -> bool:
         """Whether any member with a positive weight is ready."""
@@ -152,7 +130,7 @@ class MixtureOfDatasets(RLDataset):
             metrics[f"{name} Normalized Sample Weight"] = float(probability)
         return metrics
 
-    def on_end_of_collection(self, experiment: HasEpoch) -> dict[str, float]:
+    def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         """Calls `on_end_of_collection` of every member, then updates the weights."""
         metrics: dict[str, float] = {}
         for name, dataset in zip(self.member_names, self.datasets, strict=True):
@@ -188,11 +166,6 @@ class MixtureOfDatasets(RLDataset):
         self._probabilities, members = state
         for dataset, member_state in zip(self.datasets, members, strict=True):
             dataset.load_worker_state(member_state)
-
-    def start_worker(self, workers: int) -> None:
-        """Starts the members, which share the memory of each worker."""
-        for dataset in self.datasets:
-            dataset.start_worker(workers * len(self.datasets))
 
     @property
     def workers_can_persist(self) -> bool:

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
 from amago.loading.dataset import RLDataset
+from amago.loading.deferred_deletion import DeferredDeletion
 from amago.loading.file_index import FileIndex, TrajFile
-from amago.loading.file_sampler import FILE_ERRORS, FileSampler, Schema, TrajectoryCache
-from amago.loading.retained_files import RetainedFiles
+from amago.loading.file_sampler import FILE_ERRORS, FileSampler, Schema
 from amago.loading.rl_data import RLData
 from amago.utils import amago_warning
 
@@ -91,15 +91,14 @@ class DiskTrajDataset(RLDataset):
         self.dset_min_size = dset_min_size
         self.relabeler = relabeler
         self.sample_by = sample_by
-        self.cache_bytes = cache_bytes
         self.fifo_folder = get_path_to_trajs(dset_root, dset_name, fifo=True)
         self.protected_folder = get_path_to_trajs(dset_root, dset_name, fifo=False)
         for folder in (self.fifo_folder, self.protected_folder):
             folder.mkdir(parents=True, exist_ok=True)
         buffer = self.fifo_folder.parent
         self.index = FileIndex(buffer)
-        self._sampler = FileSampler(self.index, cache_bytes)
-        self._retained = RetainedFiles(self.fifo_folder, buffer / "on_hold", buffer / "aside")
+        self._sampler = FileSampler(self.index, self.sampling_weights, cache_bytes)
+        self._deletion = DeferredDeletion(self.fifo_folder, buffer / "on_hold", buffer / "aside")
         self.index.refresh()
         protected = len(self.index.protected)
         if dset_min_size > dset_max_size + protected:
@@ -119,11 +118,6 @@ class DiskTrajDataset(RLDataset):
     def save_new_trajs_to(self) -> Path | None:
         """The fifo folder."""
         return self.fifo_folder
-
-    def note_written(self, path: Path) -> None:
-        """Remembers the first file that this process wrote: the others must have the same arrays."""
-        if self._sampler.written_file is None and Path(path).parent == self.fifo_folder:
-            self._sampler.written_file = str(path)
 
     @property
     def ready_for_training(self) -> bool:
@@ -171,13 +165,13 @@ class DiskTrajDataset(RLDataset):
         self.index.refresh()
         deleted = 0
         if self.has_edit_rights:
-            self._retained.checkpoint_written()
+            self._deletion.checkpoint_written()
             excess = len(self.index.fifo) - self.dset_max_size
             if excess > 0:
                 oldest = self.index.oldest(math.ceil(excess))
-                self._retained.delete(file.name for file in oldest)
+                self._deletion.delete(file.name for file in oldest)
                 deleted = len(oldest)
-                self.index.refresh(force=True)
+                self.index.refresh()
         return {
             "Trajectory Files in FIFO": float(len(self.index.fifo)),
             "Trajectory Files in Protected": float(len(self.index.protected)),
@@ -194,16 +188,16 @@ class DiskTrajDataset(RLDataset):
             raise PermissionError(
                 f"{self.dset_name} was configured without edit rights, so it deletes nothing"
             )
-        folders = [self.fifo_folder, self._retained.on_hold, self._retained.aside]
+        folders = [self.fifo_folder, self._deletion.on_hold, self._deletion.aside]
         for folder in [*folders, self.protected_folder] if delete_protected else folders:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.fifo_folder, self.protected_folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self.index.refresh(force=True)
+        self.index.refresh()
 
     def sample_random_trajectory(self) -> RLData:
         """A random trajectory, relabelled, in writable arrays."""
-        traj = self._sampler.draw(self._sampler.read_whole, self.rng, self._weigh())
+        traj = self._sampler.draw(self._sampler.read_whole, self.rng)
         if self.relabeler is not None:
             traj = self.relabeler(traj)
             if traj is None:
@@ -221,7 +215,7 @@ class DiskTrajDataset(RLDataset):
         assert self.max_seq_len is not None
         length, padded_sampling, rng = self.max_seq_len, self.padded_sampling, self.rng
         return self._sampler.draw(
-            lambda file: self._sampler.read_window(file, length, padded_sampling, rng), rng, self._weigh()
+            lambda file: self._sampler.read_window(file, length, padded_sampling, rng), rng
         )
 
     def worker_state(self) -> tuple[str, Schema] | None:
@@ -232,14 +226,10 @@ class DiskTrajDataset(RLDataset):
         """Takes over `worker_state` of the main process."""
         self._sampler.set_reference(state)
 
-    def start_worker(self, workers: int) -> None:
-        """Gives this worker its share of the cache."""
-        self._sampler.cache = TrajectoryCache(self.cache_bytes // workers)
-
     def state_dict(self) -> dict[str, Any]:
         """The files of `fifo`. They stay on disk, deleted or not, until the next checkpoint is written."""
-        self.index.refresh(force=True)
-        return {"fifo": self._retained.state_dict(file.name for file in self.index.fifo)}
+        self.index.refresh()
+        return {"fifo": self._deletion.state_dict(file.name for file in self.index.fifo)}
 
     def load_state_dict(self, state: dict[str, Any], *, move_later_files_aside: bool = False) -> None:
         """Restores the files that `fifo` held at the checkpoint, as far as they still exist.
@@ -253,15 +243,10 @@ class DiskTrajDataset(RLDataset):
         """
         if self.has_edit_rights is False:
             return
-        self.index.refresh(force=True)
-        self._retained.load_state_dict(
+        self.index.refresh()
+        self._deletion.load_state_dict(
             state["fifo"],
             [file.name for file in self.index.fifo],
             move_later_files_aside=move_later_files_aside,
         )
-        self.index.refresh(force=True)
-
-    def _weigh(self) -> Any:
-        """`sampling_weights`, or None if all files have the same weight."""
-        is_customised = type(self).sampling_weights is not DiskTrajDataset.sampling_weights
-        return self.sampling_weights if is_customised or self.sample_by != "files" else None
+        self.index.refresh()

@@ -6,28 +6,18 @@ Shapes: T transitions, T+1 timesteps, A width of the action representation, L le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.hindsight import FrozenTraj
 from amago.hindsight.trajectory import FIELD_DTYPES, OBS_KEY_PREFIX
 
 Array = NDArray[Any]
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
 """Ends of a trajectory over which windows may extend, see `window_bounds`."""
-
-
-class TrajectoryArrays(Protocol):
-    """Arrays of a trajectory, e.g. `FrozenTraj`."""
-
-    obs: dict[str, Array]
-    rl2s: Array
-    time_idxs: Array
-    rews: Array
-    dones: Array
-    actions: Array
 
 
 def check_padded_sampling(padded_sampling: str) -> str:
@@ -100,15 +90,18 @@ class RLData:
         self.actions: Array = _rows("actions", actions, np.float32)
         self.time_idxs: Array = _rows("time_idxs", time_idxs, np.int64)
         self.obs: dict[str, Array] = {key: np.asarray(value) for key, value in obs.items()}
-        self.rl2s: Array = (
-            previous_rewards_and_actions(self.rews, self.actions)
-            if rl2s is None
-            else _rows("rl2s", rl2s, np.float32)
-        )
-        self._check()
+        if rl2s is None:
+            self.rl2s: Array = np.zeros((len(self.rews) + 1, 1 + self.actions.shape[1]), np.float32)
+        else:
+            self.rl2s = _rows("rl2s", rl2s, np.float32)
+        if not len(self):
+            raise ValueError("rews must hold at least one transition, not none")
+        FrozenTraj(self.obs, self.rl2s, self.time_idxs, self.rews, self.dones, self.actions)  # checks shapes
+        if rl2s is None:
+            self.rl2s[1:, :1], self.rl2s[1:, 1:] = self.rews, self.actions
 
     @classmethod
-    def window(cls, traj: TrajectoryArrays, start: int, stop: int) -> RLData:
+    def window(cls, traj: FrozenTraj | RLData, start: int, stop: int) -> RLData:
         """Transitions [start, stop) and timesteps [start, stop + 1) of `traj`, as views, without checks."""
         data = cls.__new__(cls)
         data.obs = {key: value[start : stop + 1] for key, value in traj.obs.items()}
@@ -131,7 +124,7 @@ class RLData:
         return data
 
     @classmethod
-    def from_trajectory(cls, traj: TrajectoryArrays) -> RLData:
+    def from_trajectory(cls, traj: FrozenTraj) -> RLData:
         """The whole of `traj`, with checks."""
         return cls(traj.obs, traj.rews, traj.dones, traj.actions, traj.time_idxs, traj.rl2s)
 
@@ -157,42 +150,6 @@ class RLData:
             raise ValueError(f"length must be at least 1, not {length!r}")
         start, stop = window_bounds(len(self), length, padded_sampling, rng or np.random.default_rng())
         return RLData.window(self, start, stop)
-
-    def _check(self) -> None:
-        transitions = len(self)
-        if transitions < 1:
-            raise ValueError("rews must hold at least one transition, not none")
-        expected = {"rews": (transitions, 1), "dones": (transitions, 1), "time_idxs": (transitions + 1, 1)}
-        for name, shape in expected.items():
-            if getattr(self, name).shape != shape:
-                raise ValueError(
-                    f"{name} must have the shape {shape} to fit rews, not {getattr(self, name).shape}"
-                )
-        width = self.actions.shape[-1]
-        for name, rows, columns in (("actions", transitions, width), ("rl2s", transitions + 1, width + 1)):
-            if getattr(self, name).shape != (rows, columns):
-                raise ValueError(
-                    f"{name} must have the shape {(rows, columns)} to fit rews and actions, "
-                    f"not {getattr(self, name).shape}"
-                )
-        for key, value in self.obs.items():
-            if value.shape[:1] != (transitions + 1,):
-                raise ValueError(
-                    f"obs[{key!r}] must have {transitions + 1} rows, one more than rews, "
-                    f"not the shape {value.shape}"
-                )
-
-
-def previous_rewards_and_actions(rews: Array, actions: Array) -> Array:
-    """`rl2s` of a trajectory that starts at the beginning of an episode: (T, 1) and (T, A) -> (T+1, 1 + A)
-    float32.
-
-    Row t holds the reward and action of transition t-1; the first row is zero.
-    """
-    rl2s = np.zeros((len(rews) + 1, 1 + actions.shape[-1]), dtype=np.float32)
-    rl2s[1:, :1] = rews
-    rl2s[1:, 1:] = actions
-    return rl2s
 
 
 def _rows(name: str, value: Any, dtype: type[np.generic]) -> Array:

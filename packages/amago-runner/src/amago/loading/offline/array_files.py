@@ -15,14 +15,14 @@ import numpy as np
 
 from amago.envs.observations import DEFAULT_KEY
 from amago.hindsight import FrozenTraj, atomic_file
-from amago.loading.offline.episodes import ENV_NAMES, RL2S, TIME_IDXS, episodes_from_arrays
+from amago.loading.offline.episodes import episodes_from_arrays
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 ARRAY_SUFFIXES = (".npz", *HDF5_SUFFIXES)
 # Within the folder of a Minari dataset
 _MINARI_FILE = Path("data") / "main_data.hdf5"
 _FLAGS = ("terminals", "terminations", "timeouts", "truncations")
-_USED = frozenset({"observations", "next_observations", "actions", "rewards", "amago", *_FLAGS})
+_USED = frozenset({"observations", "next_observations", "actions", "rewards", *_FLAGS})
 
 
 def episodes_from_file(
@@ -73,36 +73,21 @@ def is_file_of_arrays(path: Path) -> bool:
         return False  # a damaged trajectory file, described by its own reader
 
 
-def actions_and_names(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], list[str]]:
-    """Shape of one action, dtype of actions, and the environments' names, if any, in a file of arrays.
-
-    Raises:
-        ValueError: if there are no actions, or the names are not an array of bytes.
-    """
+def action_shape(path: Path) -> tuple[int, ...]:
+    """Shape of one action in a file of arrays; raises ValueError if there are no actions."""
     path = _data_file(path)
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as archive:
-            return _actions_and_names(archive, archive)
+            return _action_shape(archive)
     with import_h5py().File(path, "r") as file:
-        if "actions" in file:
-            return _actions_and_names(file, file)
-        members = (file.get(name) for name in file)  # None for a link that leads nowhere
-        return _actions_and_names(file, next((m for m in members if isinstance(m, Mapping)), file))
+        groups = _episode_groups(file)
+        return _action_shape(file[groups[0]] if groups else file)
 
 
-def _actions_and_names(
-    file: Mapping[str, Any], first: Mapping[str, Any]
-) -> tuple[tuple[int, ...], np.dtype[Any], list[str]]:
-    """As `actions_and_names`, of an open file and the group of its first episode."""
-    actions = first.get("actions")
-    if actions is None or not hasattr(actions, "shape"):
-        raise ValueError(f"there is no array 'actions'; the names are {sorted(first)}")
-    names = np.asarray(file[ENV_NAMES]) if ENV_NAMES in file else np.zeros(0, "S1")
-    if names.ndim != 1 or names.dtype.kind != "S":
-        raise ValueError(
-            f"{ENV_NAMES} has shape {names.shape} and dtype {names.dtype}; it needs bytes, one name per episode"
-        )
-    return actions.shape[1:], actions.dtype, [name.decode(errors="replace") for name in names.tolist()]
+def _action_shape(arrays: Mapping[str, Any]) -> tuple[int, ...]:
+    if "actions" not in arrays:
+        raise ValueError(f"there is no array 'actions'; the names are {sorted(arrays)}")
+    return tuple(arrays["actions"].shape[1:])
 
 
 def episodes_from_minari(dataset: Any, *, download: bool = False) -> Iterator[FrozenTraj]:
@@ -147,19 +132,15 @@ def _npz_episodes(path: Path, *spaces: gym.Space[Any] | None) -> Iterator[Frozen
 
 def _hdf5_episodes(path: Path, *spaces: gym.Space[Any] | None) -> Iterator[FrozenTraj]:
     with import_h5py().File(path, "r") as file:
-        groups = [name for name in file if name.startswith("episode_") and name[8:].isdigit()]
-        if not groups:
-            yield from episodes_from_arrays(_arrays_of(file), *spaces)
-        for name in sorted(groups, key=lambda name: int(name[8:])):
-            yield from episodes_from_arrays(_arrays_of(file[name]), *spaces)
+        for group in [file[name] for name in _episode_groups(file)] or [file]:
+            arrays = {name: _tree_of(group[name]) for name in group if name in _USED}
+            yield from episodes_from_arrays(arrays, *spaces)
 
 
-def _arrays_of(group: Any) -> dict[str, Any]:
-    arrays = {name: _tree_of(group[name]) for name in group if name in _USED and name != "amago"}
-    ours = group.get("amago")
-    for name in ours if isinstance(ours, Mapping) else ():
-        arrays[f"amago/{name}"] = ours[name]
-    return arrays
+def _episode_groups(file: Any) -> list[str]:
+    """Names of the groups "episode_0", "episode_1", ... in numerical order."""
+    names = [name for name in file if name.startswith("episode_") and name[8:].isdigit()]
+    return sorted(names, key=lambda name: int(name[8:]))
 
 
 def _tree_of(node: Any) -> Any:
@@ -192,11 +173,13 @@ def load_minari(dataset_id: str, *, download: bool = False) -> Any:
     return minari.load_dataset(dataset_id, download=download)
 
 
-def save_arrays(path: Path, episodes: Iterable[tuple[str, FrozenTraj]]) -> tuple[int, int]:
-    """Writes all `episodes`, pairs of environment name and trajectory, to one file, atomically.
+def save_arrays(path: Path, episodes: Iterable[FrozenTraj]) -> tuple[int, int]:
+    """Writes `episodes` as plain arrays to one file, atomically.
 
-    The arrays are those of `episodes_from_arrays`, including next observations, so nothing is lost. Actions stay
-    one-hot or scaled to [-1, 1]. A trajectory whose last transition did not terminate ends with a timeout.
+    The arrays are those of `episodes_from_arrays`, including next observations. Actions stay one-hot or scaled to
+    [-1, 1]. A trajectory whose last transition did not terminate ends with a timeout. What else a trajectory file
+    holds is left out: the time index and previous action with which an episode segment begins, and the names of
+    environments.
 
     Args:
         path: the .npz, .h5 or .hdf5.
@@ -205,25 +188,17 @@ def save_arrays(path: Path, episodes: Iterable[tuple[str, FrozenTraj]]) -> tuple
         number of trajectories, number of transitions.
 
     Raises:
-        ValueError: if there is no episode, the suffix is unknown, or plain arrays cannot represent an episode: its
-            arrays differ from the others', it is done before its end, its `rl2s` are not the previous reward and
-            action, its time indices are not consecutive, or a key cannot be a name in the file.
+        ValueError: if there is no episode, the suffix is unknown, or episodes have other arrays than the first.
         ImportError: if an HDF5 file needs h5py.
     """
     if path.suffix not in ARRAY_SUFFIXES:
         raise ValueError(f"{path} must end with {', '.join(ARRAY_SUFFIXES)}")
-    names: list[str] = []
-    trajs: list[FrozenTraj] = []
-    for name, episode in episodes:
-        check_same_arrays(trajs[0] if trajs else episode, episode, len(trajs))
-        _check_expressible(episode, len(trajs))
-        names.append(name)
-        trajs.append(episode)
+    trajs = list(episodes)
     if not trajs:
         raise ValueError("there is no episode with a transition in the data")
-    _check_keys(sorted(trajs[0].obs), path)
+    for number, traj in enumerate(trajs):
+        check_same_arrays(trajs[0], traj, number)
     arrays = _rows_of(trajs)
-    arrays[ENV_NAMES] = np.array([name.encode() for name in names])
     with atomic_file(path) as file:
         if path.suffix in HDF5_SUFFIXES:
             with import_h5py().File(file, "w") as hdf5:
@@ -248,40 +223,6 @@ def check_same_arrays(first: FrozenTraj, episode: FrozenTraj, number: int) -> No
             )
 
 
-def _check_expressible(episode: FrozenTraj, number: int) -> None:
-    """Raises ValueError if the episode could not be restored exactly."""
-    problem = ""
-    if episode.dones[:-1].any():
-        problem = f"done at transition {int(episode.dones.argmax())} of {len(episode)}, before its end"
-    elif (np.diff(episode.time_idxs[:, 0]) != 1).any():
-        problem = "not of consecutive steps: its time_idxs jump"
-    elif not np.array_equal(
-        episode.rl2s[1:], np.concatenate([episode.rews, episode.actions], axis=1), equal_nan=True
-    ):
-        problem = "with rl2s that are not the reward and the action before each step"
-    if problem:
-        raise ValueError(
-            f"trajectory {number} is {problem}, which plain arrays cannot represent: convert to npz or traj files"
-        )
-
-
-def _check_keys(keys: list[str], path: Path) -> None:
-    """Raises ValueError if an observation key could not be restored exactly."""
-    is_hdf5 = path.suffix in HDF5_SUFFIXES
-    for key in keys:
-        if not key or (is_hdf5 and any(part in ("", ".", "..") for part in key.split("/"))):
-            raise ValueError(
-                f"{path.suffix} files cannot hold the observation key {key!r}: rename it, or convert to "
-                "traj files"
-            )
-        inside = next((other for other in keys if other.startswith(f"{key}/")), None)
-        if is_hdf5 and inside is not None:
-            raise ValueError(
-                f"the observations {key!r} and {inside!r} cannot both be in an HDF5 file, where the first would "
-                "be a dataset and a group: use .npz"
-            )
-
-
 def _rows_of(episodes: list[FrozenTraj]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for key in episodes[0].obs:
@@ -294,6 +235,4 @@ def _rows_of(episodes: list[FrozenTraj]) -> dict[str, Any]:
     timeouts = np.zeros(len(rows["rewards"]), np.bool_)
     timeouts[np.cumsum([len(episode) for episode in episodes]) - 1] = True
     rows["timeouts"] = timeouts & ~rows["terminals"]
-    rows[TIME_IDXS] = np.concatenate([episode.time_idxs[:-1, 0] for episode in episodes])
-    rows[RL2S] = np.concatenate([episode.rl2s[:-1] for episode in episodes])
     return rows

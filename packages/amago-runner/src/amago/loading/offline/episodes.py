@@ -27,8 +27,6 @@ from amago.hindsight import FrozenTraj
 
 Array = npt.NDArray[Any]
 
-# Arrays that `save_arrays` adds, so that episode segments are restored exactly
-TIME_IDXS, RL2S, ENV_NAMES = "amago/time_idxs", "amago/rl2s", "amago/env_names"
 _ACTION_TOLERANCE = 1e-3  # for files in half precision, and bounds that were rounded
 _TERMINALS = ("terminals", "terminations")
 _TIMEOUTS = ("timeouts", "truncations")
@@ -72,14 +70,10 @@ def episodes_from_arrays(
             rewards = rows.rewards[start:end, None]
             rl2s = np.zeros((transitions + 1, 1 + actions.shape[1]), np.float32)
             rl2s[1:] = np.concatenate([rewards, actions], axis=1)
-            time_idxs = np.arange(transitions + 1)
-            if rows.time_idxs is not None and rows.rl2s is not None:
-                time_idxs += int(rows.time_idxs[start])
-                rl2s[0] = rows.rl2s[start]
             yield FrozenTraj(
                 obs=obs,
                 rl2s=rl2s,
-                time_idxs=time_idxs[:, None],
+                time_idxs=np.arange(transitions + 1)[:, None],
                 rews=rewards,
                 dones=rows.terminals[start:end, None],
                 actions=actions,
@@ -112,18 +106,14 @@ class _Rows:
         self._obs = _leaves("observations", self._tree)
         following = arrays.get("next_observations")
         self._next_obs = None if following is None else _leaves("next_observations", following)
-        self.time_idxs, self.rl2s = arrays.get(TIME_IDXS), arrays.get(RL2S)
         for key, array in self._obs.items():
             _check_numbers(f"observations {key!r}", array)
         for name, array in (
             ("terminals", self.terminals),
             ("timeouts", cut_off),
             ("actions", self.actions),
-            (TIME_IDXS, self.time_idxs),
-            (RL2S, self.rl2s),
         ):
-            if array is not None:
-                _check_rows(name, array, count)
+            _check_rows(name, array, count)
         for key, array in (self._next_obs or {}).items():
             _check_rows(f"next_observations {key!r}", array, count)
         if self._next_obs is not None and self._next_obs.keys() != self._obs.keys():

@@ -1,4 +1,4 @@
-"""Deletion that keeps the last checkpoint resumable.
+"""Deletion of trajectory files that keeps the last checkpoint resumable.
 
 A resumed run must sample from the files that its checkpoint lists. A deleted file that the last checkpoint
 lists is therefore moved to `on_hold`, and removed once a newer checkpoint without it has been written.
@@ -6,7 +6,6 @@ lists is therefore moved to `on_hold`, and removed once a newer checkpoint witho
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Iterable
@@ -15,8 +14,8 @@ from pathlib import Path
 from amago.utils import AmagoWarning
 
 
-class RetainedFiles:
-    """The files of one folder that checkpoints list.
+class DeferredDeletion:
+    """Deletes files of one folder, those that the last checkpoint lists only after the next checkpoint.
 
     Args:
         folder: the files.
@@ -28,32 +27,31 @@ class RetainedFiles:
         self.folder = folder
         self.on_hold = on_hold
         self.aside = aside
-        self._listed: set[str] = set()
-        self._next_listed: set[str] | None = None
-        self._held: set[str] = set()
+        self._listed: set[str] = set()  # by the last checkpoint on disk
+        self._next_listed: set[str] | None = None  # by a checkpoint that may not be on disk yet
 
     def delete(self, names: Iterable[str]) -> None:
         """Removes files from the folder; those that the last checkpoint lists are moved to `on_hold`."""
         needed = self._listed | (self._next_listed or set())
         for name in names:
-            if name not in needed:
+            if name in needed:
+                _move(self.folder / name, self.on_hold)
+            else:
                 (self.folder / name).unlink(missing_ok=True)
-            elif _move(self.folder / name, self.on_hold):
-                self._held.add(name)
 
     def state_dict(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """The file names for a checkpoint: those of the folder and those on hold."""
+        """The names of the folder's files, for a checkpoint."""
         self._next_listed = set(names)
-        return {"files": sorted(self._next_listed), "on_hold": sorted(self._held)}
+        return {"files": sorted(self._next_listed)}
 
     def checkpoint_written(self) -> None:
-        """Removes the files on hold that the newest checkpoint, now on disk, no longer lists."""
+        """Removes the files on hold that the newest checkpoint, now on disk, does not list."""
         if self._next_listed is None:
             return
         self._listed, self._next_listed = self._next_listed, None
-        for name in self._held - self._listed:
-            (self.on_hold / name).unlink(missing_ok=True)
-        self._held &= self._listed
+        for path in self.on_hold.glob("*"):
+            if path.name not in self._listed:
+                path.unlink(missing_ok=True)
 
     def load_state_dict(
         self, state: dict[str, list[str]], present: Iterable[str], *, move_later_files_aside: bool
@@ -68,10 +66,10 @@ class RetainedFiles:
         Raises:
             ValueError: if a name leads out of the folder.
         """
-        for name in (*state["files"], *state["on_hold"]):
+        listed, here = set(state["files"]), set(present)
+        for name in listed:
             if os.path.basename(name) != name:
                 raise ValueError(f"the checkpoint lists {name!r}, which is not a file name in {self.folder}")
-        listed, here = set(state["files"]), set(present)
         missing = {name for name in listed - here if not _move(self.on_hold / name, self.folder)}
         if missing:
             warnings.warn(
@@ -84,13 +82,13 @@ class RetainedFiles:
             for name in here - listed:
                 _move(self.folder / name, self.aside)
         self._listed, self._next_listed = listed, None
-        self._held = {name for name in state["on_hold"] if (self.on_hold / name).exists()}
 
 
 def _move(source: Path, folder: Path) -> bool:
     """Moves a file into `folder`, which is created if needed; False if the file does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
+    try:
         os.replace(source, folder / source.name)
-        return True
-    return False
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,9 +1,10 @@
-"""Trajectory file formats: atomic writes, reads of slices, and no pickle.
+"""Saves and loads trajectory files, whole or one slice of timesteps.
 
 - `.npz`, uncompressed ("npz") or compressed ("npz-compressed"): numpy's archive, readable with `np.load`.
 - `.traj` ("traj"): safetensors, with the format version, the length and the environment's name in its metadata.
 
 Both hold the arrays of `FrozenTraj.to_dict`. A slice of an uncompressed file is read without the rest of the file.
+Files are written atomically, and pickles are never read.
 
 T = transitions.
 """
@@ -15,31 +16,29 @@ import math
 import mmap
 import os
 import struct
-import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save as to_safetensors
 
+from amago.hindsight.atomic_writes import atomic_file
 from amago.hindsight.filenames import SUFFIXES, save_suffix, strip_suffix
-from amago.hindsight.files import atomic_file
 from amago.hindsight.timestep import Array
 from amago.hindsight.trajectory import FIELD_DTYPES, FrozenTraj
 
 TRAJ_VERSION = "1"
 TRANSITION_ARRAYS = frozenset({"rews", "dones", "actions"})
-# A compressed array that claims to be larger is refused: its file could be made to exhaust the memory.
+# A larger compressed array is refused, because a small file could exhaust the memory.
 MAX_DECOMPRESSED_BYTES = 1 << 30
-# Files up to this size are read at once. Of larger ones, small windows are read and large ones are mapped.
+# Smaller files are read at once. Larger windows are mapped, if their arrays may be read-only.
 READ_ONCE_BYTES = 1 << 17
 MAPPED_BYTES = 1 << 20
-_ENCRYPTED = 1  # bit of a zip member's flags
 _LOCAL_HEADER = struct.Struct("<26x2H")  # of a zip member: ..., lengths of its name and of its extra field
 _TRAJ_DTYPES = {
     "BOOL": "?",
@@ -56,23 +55,15 @@ class PickledTrajectoryError(CorruptTrajectoryError):
     """The file is a pickle, which could run code when loaded and is therefore never read."""
 
 
-_CONTENT_ERRORS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    NotImplementedError,
-    SyntaxError,
-    tokenize.TokenError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
-    SafetensorError,
-)
+@contextlib.contextmanager
+def _naming_corrupt_file(path: str) -> Iterator[None]:
+    """Raises errors in the content of a file as CorruptTrajectoryError; parsers of damaged data raise any type."""
+    try:
+        yield
+    except (OSError, CorruptTrajectoryError):
+        raise
+    except Exception as error:
+        raise CorruptTrajectoryError(f"{path} is torn, damaged or not a trajectory file: {error}") from error
 
 
 class ArrayHeader(NamedTuple):
@@ -82,8 +73,7 @@ class ArrayHeader(NamedTuple):
         shape: of the whole array.
         dtype: in the file.
         offset: of the first row, in the file or in the decompressed .npy member.
-        is_mappable: rows lie in the file as they are: uncompressed, in C order.
-        fortran_order: memory order in the file.
+        is_compressed: whether the rows have to be decompressed.
         crc: CRC-32 of the .npy header and the rows; None in a .traj.
         header_crc: CRC-32 of the .npy header alone.
     """
@@ -91,8 +81,7 @@ class ArrayHeader(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int
-    is_mappable: bool = True
-    fortran_order: bool = False
+    is_compressed: bool = False
     crc: int | None = None
     header_crc: int = 0
 
@@ -112,7 +101,7 @@ class TrajectoryHeader:
 
     def __init__(self, arrays: Mapping[str, ArrayHeader]) -> None:
         self.arrays = dict(arrays)
-        self.is_sliceable = all(array.is_mappable for array in self.arrays.values())
+        self.is_sliceable = not any(array.is_compressed for array in self.arrays.values())
         self.schema: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.nbytes = 0
         for name, array in self.arrays.items():
@@ -217,20 +206,16 @@ def trajectory_length(path: Path) -> int:
 def read_header(path: str | Path) -> TrajectoryHeader:
     """Reads names, shapes and dtypes of a trajectory file; raises as `load_trajectory`."""
     path = os.fspath(path)
-    try:
+    with _naming_corrupt_file(path):
         if not path.endswith(SUFFIXES):
             raise ValueError(f"its suffix is not one of {', '.join(SUFFIXES)}")
         if not os.path.isfile(path) and os.path.lexists(path):
             raise ValueError("it is not a regular file")
         return TrajectoryHeader(_npz_arrays(path) if path.endswith(".npz") else _traj_arrays(path))
-    except PickledTrajectoryError:
-        raise
-    except _CONTENT_ERRORS as error:
-        raise _corrupt(path, error) from error
 
 
 def read_rows(
-    path: str | Path, header: TrajectoryHeader, start: int, stop: int, *, may_map: bool = False
+    path: str | Path, header: TrajectoryHeader, start: int, stop: int, *, writable: bool = True
 ) -> dict[str, Array]:
     """Rows of all arrays: transitions [start, stop), timesteps [start, stop + 1).
 
@@ -239,25 +224,51 @@ def read_rows(
         header: `read_header` of this file.
         start: first transition.
         stop: the transition after the last one, at most T.
-        may_map: return read-only views of the mapped file where that saves a copy of a large window.
+        writable: if False, arrays may be read-only views of the mapped file, which saves a copy.
 
     Raises:
         CorruptTrajectoryError: if the data is cut off or damaged.
         OSError: if the file cannot be opened.
     """
     path = os.fspath(path)
-    try:
-        rows = _read_arrays(path, header, start, stop, may_map)
-    except _CONTENT_ERRORS as error:
-        raise _corrupt(path, error) from error
-    for name, (_, dtype) in header.schema.items():
-        if rows[name].dtype != dtype:
-            rows[name] = rows[name].astype(dtype)
+    rows: dict[str, Array] = {}
+    with _naming_corrupt_file(path), contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb"))
+        window_bytes = header.nbytes * (stop - start) // max(header.length, 1)
+        content = _content(file, map_file=not writable and window_bytes > MAPPED_BYTES)
+        archive = None if header.is_sliceable else stack.enter_context(zipfile.ZipFile(path))
+        for name, array in header.arrays.items():
+            last = stop if name in TRANSITION_ARRAYS else stop + 1
+            shape = (last - start, *array.shape[1:])
+            offset = array.offset + start * math.prod(array.shape[1:]) * array.dtype.itemsize
+            if content is not None and not array.is_compressed:
+                block: Array = np.frombuffer(content, array.dtype, math.prod(shape), offset).reshape(shape)
+            else:
+                block = np.empty(shape, array.dtype)
+                source: IO[bytes] = file
+                if array.is_compressed:
+                    assert archive is not None
+                    source = stack.enter_context(archive.open(f"{name}.npy"))
+                source.seek(offset)
+                if source.readinto(block.data) != block.nbytes:  # type: ignore[attr-defined]
+                    raise ValueError(f"array {name} is cut off")
+            is_whole = len(block) == array.shape[0]
+            if is_whole and array.crc is not None and zlib.crc32(block.data, array.header_crc) != array.crc:
+                raise ValueError(f"array {name} is damaged: its checksum differs")
+            rows[name] = block.astype(header.schema[name][1], copy=False)
     return rows
 
 
-def _corrupt(path: str, error: Exception) -> CorruptTrajectoryError:
-    return CorruptTrajectoryError(f"{path} is torn, damaged or not a trajectory file: {error}")
+def _content(file: BinaryIO, *, map_file: bool) -> bytearray | mmap.mmap | None:
+    """The content of a file, if using it is quicker than reading the rows of each array."""
+    if map_file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    file_bytes = os.fstat(file.fileno()).st_size
+    if file_bytes > READ_ONCE_BYTES:
+        return None
+    content = bytearray(file_bytes)
+    file.readinto(content)  # type: ignore[attr-defined]
+    return content
 
 
 def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
@@ -270,8 +281,6 @@ def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
                 raise ValueError(f"array {name} occurs twice")
             if not 0 <= member.header_offset < file_bytes:
                 raise ValueError(f"array {name} begins outside of the file")
-            if member.flag_bits & _ENCRYPTED:
-                raise ValueError(f"array {name} is encrypted")
             is_stored = member.compress_type == zipfile.ZIP_STORED
             if is_stored:
                 file.seek(member.header_offset)
@@ -282,6 +291,8 @@ def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
             else:
                 with archive.open(member) as content:
                     npy = _read_npy_header(content)
+            if npy.fortran_order:
+                raise ValueError(f"array {name} is in Fortran order; save it in C order")
             nbytes = math.prod(npy.shape) * npy.dtype.itemsize
             if npy.size + nbytes != member.file_size:
                 raise ValueError(
@@ -298,8 +309,7 @@ def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
                 npy.shape,
                 npy.dtype,
                 npy.size + (start if is_stored else 0),
-                is_mappable=is_stored and not npy.fortran_order,
-                fortran_order=npy.fortran_order,
+                is_compressed=not is_stored,
                 crc=member.CRC,
                 header_crc=npy.crc,
             )
@@ -329,87 +339,24 @@ def _parse_npy_header(content: bytes) -> _NpyHeader:
     return _NpyHeader(len(content), shape, fortran_order, dtype, zlib.crc32(content))
 
 
-def _read_arrays(
-    path: str, header: TrajectoryHeader, start: int, stop: int, may_map: bool
-) -> dict[str, Array]:
-    rows: dict[str, Array] = {}
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(path, "rb", buffering=0))
-        window_bytes = header.nbytes * (stop - start) // max(header.length, 1)
-        content = _content(file, may_map and window_bytes > MAPPED_BYTES)
-        archive = None if header.is_sliceable else stack.enter_context(zipfile.ZipFile(path))
-        for name, array in header.arrays.items():
-            last = stop if name in TRANSITION_ARRAYS else stop + 1
-            shape = (last - start, *array.shape[1:])
-            count = math.prod(shape)
-            offset = array.offset + start * math.prod(array.shape[1:]) * array.dtype.itemsize
-            if not array.is_mappable:
-                assert archive is not None
-                with archive.open(f"{name}.npy") as member:
-                    rows[name] = _decompress(member, array, offset, shape)[: last - start]
-                continue
-            if content is not None:
-                block = np.frombuffer(content, array.dtype, count, offset).reshape(shape)
-            else:
-                block = np.empty(shape, array.dtype)
-                file.seek(offset)
-                _read_into(file, block, name)
-            is_whole = len(block) == array.shape[0]
-            if is_whole and array.crc is not None and zlib.crc32(block.data, array.header_crc) != array.crc:
-                raise ValueError(f"array {name} is damaged: its checksum differs")
-            rows[name] = block
-    return rows
-
-
-def _read_into(file: io.FileIO, block: Array, name: str) -> None:
-    rest = block.reshape(-1).view(np.uint8)
-    while len(rest):  # one read returns at most 2 GiB
-        count = file.readinto(rest.data)
-        if not count:
-            raise ValueError(f"array {name} is cut off")
-        rest = rest[count:]
-
-
-def _content(file: io.FileIO, map_file: bool) -> bytearray | mmap.mmap | None:
-    """The content of a file, if using it is quicker than reading the rows of each array."""
-    file_bytes = os.fstat(file.fileno()).st_size
-    if file_bytes <= READ_ONCE_BYTES:
-        content = bytearray(file_bytes)
-        file.readinto(content)
-        return content
-    if map_file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return None
-
-
-def _decompress(member: IO[bytes], array: ArrayHeader, offset: int, shape: tuple[int, ...]) -> Array:
-    """Rows of an .npy member from byte `offset` on. In Fortran order, all of the following rows."""
-    if array.fortran_order:
-        row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
-        whole: Array = np.lib.format.read_array(member, allow_pickle=False)
-        return whole[(offset - array.offset) // max(row_bytes, 1) :]
-    member.seek(offset)
-    count = math.prod(shape)
-    data = bytearray(member.read(count * array.dtype.itemsize))  # writable
-    return np.frombuffer(data, array.dtype, count).reshape(shape)
-
-
 def _traj_arrays(path: str) -> dict[str, ArrayHeader]:
     with open(path, "rb") as raw:
         head = raw.read(9)
-    # A pickle begins with its protocol number. The length of a safetensors header could look like one, but is
-    # followed by "{".
-    if head[:1] == b"\x80" and head[8:] != b"{":
-        raise PickledTrajectoryError(
-            f"{path} is a pickle, which can run code when it is read, so it is refused. Load it in the program "
-            "that wrote it, save it again with save_as='npz', and use the .npz file"
-        )
-    with safe_open(path, framework="numpy") as file:  # checks the header against the file
-        version = (file.metadata() or {}).get("version", TRAJ_VERSION)
-    if version != TRAJ_VERSION:
-        raise ValueError(f"it has format version {version}, and this release reads version {TRAJ_VERSION}")
-    with open(path, "rb") as raw:
-        header_bytes = int.from_bytes(raw.read(8), "little")
+        # A pickle begins with its protocol number. The length of a safetensors header could look like one, but
+        # is followed by "{".
+        if head[:1] == b"\x80" and head[8:] != b"{":
+            raise PickledTrajectoryError(
+                f"{path} is a pickle, which can run code when it is read, so it is refused. Load it in the "
+                "program that wrote it, save it again with save_as='npz', and use the .npz file"
+            )
+        with safe_open(path, framework="numpy") as file:  # checks the header against the file
+            version = (file.metadata() or {}).get("version", TRAJ_VERSION)
+        if version != TRAJ_VERSION:
+            raise ValueError(
+                f"it has format version {version}, and this release reads version {TRAJ_VERSION}"
+            )
+        header_bytes = int.from_bytes(head[:8], "little")
+        raw.seek(8)
         entries = json.loads(raw.read(header_bytes))
     entries.pop("__metadata__", None)
     return {

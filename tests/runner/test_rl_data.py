@@ -1,52 +1,10 @@
 """One trajectory, and random windows of it."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from amago.hindsight import FrozenTraj
 from amago.loading import RLData
-from amago.loading.rl_data import window_bounds
-
-
-def starts(padded_sampling: str, transitions: int, length: int) -> list[int]:
-    """Every start of a window, each to be equally likely."""
-    return {
-        "none": list(range(transitions - length + 1)),
-        "both": list(range(-length + 1, transitions - 1)),
-        "left": list(range(-length + 1, transitions - length + 1)),
-        "right": list(range(transitions - 1)),
-    }[padded_sampling]
-
-
-def assert_uniform(draws: list[tuple[int, int]], expected: list[tuple[int, int]]) -> None:
-    """All of `expected` occur and nothing else does; Pearson's chi-square stays below its 99.9 % point."""
-    counts = Counter(draws)
-    assert set(counts) == set(expected)
-    mean = len(draws) / len(expected)
-    chi_square = sum((counts[window] - mean) ** 2 / mean for window in expected)
-    freedom = len(expected) - 1
-    assert chi_square < freedom + 3.1 * np.sqrt(2 * freedom) + 5
-
-
-@pytest.mark.parametrize("padded_sampling", ["none", "both", "left", "right"])
-@pytest.mark.parametrize(("transitions", "length"), [(6, 3), (7, 1), (5, 4), (9, 2)])
-def test_windows_are_uniform_over_their_starts(padded_sampling: str, transitions: int, length: int) -> None:
-    rng = np.random.default_rng(7)
-    drawn = [window_bounds(transitions, length, padded_sampling, rng) for _ in range(6000)]
-    expected = [
-        (max(start, 0), min(start + length, transitions))
-        for start in starts(padded_sampling, transitions, length)
-    ]
-    assert_uniform(drawn, expected)
-
-
-def test_the_uniformity_check_notices_a_start_that_is_left_out() -> None:
-    rng = np.random.default_rng(7)
-    short_by_one = [(start, start + 3) for start in rng.integers(0, 3, 6000).tolist()]
-    with pytest.raises(AssertionError):
-        assert_uniform(short_by_one, [(start, start + 3) for start in starts("none", 6, 3)])
 
 
 @pytest.mark.parametrize("padded_sampling", ["none", "both", "left", "right"])
