@@ -1,6 +1,5 @@
 """FileWriter: a thread writes trajectories in order; failures are raised and nothing is lost."""
 
-import multiprocessing
 import threading
 
 import pytest
@@ -112,33 +111,3 @@ def test_what_could_not_be_written_is_warned_of_once(tmp_path, make_frozen):
         writer.stop()
     writer.flush()
     writer.stop()
-
-
-def test_a_fork_of_the_process_does_not_wait_for_the_thread(tmp_path, make_frozen):
-    folder = tmp_path / "buffer"
-    writer = FileWriter(folder, "npz", None)
-    folder.rmdir()
-    put(writer, make_frozen(3), [0])
-    child = multiprocessing.get_context("fork").Process(target=writer.flush)
-    child.start()
-    child.join(20)
-    assert child.exitcode == 0
-    folder.mkdir()
-    writer.flush()
-    writer.stop()
-
-
-def test_an_interpreter_that_starts_no_threads_any_more_still_writes(
-    tmp_path, acknowledged, make_frozen, monkeypatch
-):
-    def refuse(self) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    writer = FileWriter(tmp_path, "npz-compressed", acknowledged)
-    put(writer, make_frozen(), range(4))
-    writer.flush()
-    assert len(acknowledged.names) == 4
-    put(writer, make_frozen(), [4])
-    writer.stop()
-    assert len(acknowledged.names) == 5
