@@ -51,18 +51,6 @@ def test_truncation_is_not_terminal():
     assert timestep.terminal.tolist() == terminated.tolist() == [False]
 
 
-def test_kept_timesteps_do_not_change_later(space_env):
-    env = AMAGOEnv(space_env(episode_steps=10), env_name="space")
-    env.reset(seed=0)
-    kept = env.step(np.array([[1]]))[0]
-    copy = kept.copy()
-    for _ in range(3):
-        env.step(np.array([[2]]))
-    np.testing.assert_array_equal(kept.prev_action, copy.prev_action)
-    np.testing.assert_array_equal(kept.time_idx, copy.time_idx)
-    np.testing.assert_array_equal(kept.obs["observation"], copy.obs["observation"])
-
-
 @pytest.mark.parametrize(
     ("action_space", "action", "width"),
     [
@@ -110,23 +98,6 @@ def test_other_things_than_gymnasium_environments_are_refused():
     unbounded.action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     with pytest.raises(ValueError, match="unbounded"):
         AMAGOEnv(unbounded)
-
-
-class KeepsToItself(gym.Wrapper):
-    """Its `reset` takes no arguments, as tutorials often write it."""
-
-    def reset(self):
-        return self.env.reset()
-
-
-def test_an_environment_whose_reset_takes_no_seed_is_seeded_through_np_random():
-    env = AMAGOEnv(KeepsToItself(gym.make("CartPole-v1")), env_name="CartPole")
-    with pytest.warns(UserWarning, match=r"KeepsToItself\.reset\(\) takes no seed.*seed=None"):
-        first = env.reset(seed=5)[0].obs["observation"]
-    assert (env.reset()[0].obs["observation"] != first).any()
-    np.testing.assert_array_equal(env.reset(seed=5)[0].obs["observation"], first)
-    with pytest.raises(TypeError, match="options"):
-        env.reset(options={"easy": True})
 
 
 class Returns(gym.Env):
@@ -388,17 +359,6 @@ def test_a_gymnasium_vector_environment_is_a_batched_environment():
             episode_ends += rows.size
     assert episode_ends > 3
     env.close()
-
-
-def test_a_gymnasium_vector_environment_must_have_these_rows_and_reset_them_itself():
-    with pytest.raises(ValueError, match="batched_envs is 3"):
-        AMAGOEnv(make_gymnasium_vector(2), batched_envs=3)
-    if not gym.__version__.startswith("0."):
-        never = gym.vector.SyncVectorEnv(
-            [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=gym.vector.AutoresetMode.DISABLED
-        )
-        with pytest.raises(ValueError, match="DISABLED"):
-            AMAGOEnv(never, batched_envs=2)
 
 
 # Adapters and versions

@@ -199,33 +199,6 @@ def test_acting_step_by_step_equals_a_forward_over_the_whole_history(make_rollou
     assert best[:10] == taken
 
 
-def test_a_step_that_only_resets_counts_for_nothing_and_leaves_no_memory(small_nets: None) -> None:
-    vectorized = gym.vector.SyncVectorEnv(
-        [lambda length=length: FixedLengthEnv(length) for length in (2, 5)],  # type: ignore[misc]
-        autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
-    )
-    envs = make_vector_env(
-        [lambda: AMAGOEnv(vectorized, "both", batched_envs=2)], env_mode="already_vectorized", seed=0
-    )
-    agent = Agent(
-        obs_space=envs.observation_space,
-        rl2_space=envs.rl2_space,
-        action_space=envs.action_space,
-        max_seq_len=16,
-        tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=GRUTrajEncoder,
-    )
-    rollout = Rollout(agent, envs, device=CPU)
-    rollout.run(timesteps=3)  # two steps and a reset in the first row
-    assert not rollout.hidden_state[:, 0].any()
-    assert rollout.hidden_state[:, 1].any()
-    rollout.run(timesteps=9)
-    assert sorted(rollout.stats.lengths["both"]) == [2, 2, 2, 2, 5, 5]
-    assert sorted(rollout.stats.returns["both"]) == [2.0, 2.0, 2.0, 2.0, 5.0, 5.0]
-    assert rollout.steps_by_env_name == {"both": 8 + 10}
-    envs.close()
-
-
 def dtypes_of_the_actor(rollout: Rollout) -> set[torch.dtype]:
     """Dtypes that the actor's first layer computes in, over a few steps."""
     seen: set[torch.dtype] = set()

@@ -7,9 +7,7 @@ E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action r
 """
 
 import functools
-import inspect
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.actions import make_action_codec
-from amago.envs.gymnasium_compat import ForwardingWrapper, VectorEnvAdapter, adapt_vector_env, find_owner
+from amago.envs.gymnasium_compat import ForwardingWrapper, adapt_vector_env, find_owner
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
 from amago.envs.observations import DEFAULT_KEY, ObservationMapper
 from amago.hindsight import Array, Timestep
@@ -50,8 +48,8 @@ class AMAGOEnv(ForwardingWrapper):
 
     Args:
         env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
-            those, unbounded Boxes, and any nesting of Dict and Tuple. It may be a gymnasium VectorEnv that resets
-            its rows itself, in the step that ends their episode or in the next one.
+            those, unbounded Boxes, and any nesting of Dict and Tuple. It may be a gymnasium VectorEnv in autoreset
+            mode SAME_STEP.
         env_name: name for logs and files. None reads the attribute `env_name` of the environment or a wrapper
             inside, at each use because multi-task environments change it between resets; without such an
             attribute, the id of the environment's spec or its class name.
@@ -135,11 +133,6 @@ class AMAGOEnv(ForwardingWrapper):
         return spec.id if spec is not None else type(self.env.unwrapped).__name__
 
     @property
-    def reset_rows(self) -> npt.NDArray[np.bool_] | None:
-        """(E,) bool, rows that the last step only reset, as in gymnasium's NEXT_STEP mode; else None."""
-        return self.env.reset_rows if isinstance(self.env, VectorEnvAdapter) else None
-
-    @property
     def name_is_fixed(self) -> bool:
         """Whether `env_name` was given and therefore never changes."""
         return self._env_name is not None and type(self).env_name is AMAGOEnv.env_name
@@ -159,33 +152,8 @@ class AMAGOEnv(ForwardingWrapper):
     def inner_reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the wrapped environment: `(observation, info)` in its own form. Subclasses may override it.
-
-        An environment whose `reset` takes no seed is reset without one, and its `np_random` is seeded instead.
-        """
-        arguments: dict[str, Any] = {"seed": seed, "options": options}
-        for name in self._unknown_to_reset:
-            if arguments[name] is None:
-                del arguments[name]
-        if seed is not None and "seed" in self._unknown_to_reset:
-            del arguments["seed"]
-            self.env.unwrapped.np_random = np.random.default_rng(seed)
-        return self.env.reset(**arguments)
-
-    @functools.cached_property
-    def _unknown_to_reset(self) -> list[str]:
-        """Those of `seed` and `options` that the environment's `reset` does not take; warns of a missing seed."""
-        parameters = inspect.signature(self.env.reset).parameters
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            return []
-        unknown = [name for name in ("seed", "options") if name not in parameters]
-        if "seed" in unknown:
-            warnings.warn(
-                f"{type(self.env).__name__}.reset() takes no seed, so only randomness from np_random is "
-                "reproducible: define reset(self, *, seed=None, options=None)",
-                stacklevel=2,
-            )
-        return unknown
+        """Resets the wrapped environment: `(observation, info)` in its own form. Subclasses may override it."""
+        return self.env.reset(seed=seed, options=options)
 
     def inner_step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the wrapped environment; action and results in its own form. Subclasses may override it."""
@@ -259,10 +227,6 @@ class AMAGOEnv(ForwardingWrapper):
             truncated = _row_values("truncated", raw_truncated, np.bool_, num_envs)
             finite = bool(np.isfinite(reward).all())
             time_idx = self._time_idx + 1
-            if self.reset_rows is not None:
-                prev_action[self.reset_rows] = 0.0
-                reward[self.reset_rows] = 0.0
-                time_idx[self.reset_rows] = 0
             self._time_idx = np.where(terminated | truncated, 0, time_idx)
         if not finite:
             self.raise_nonfinite(raw_reward, time_idx)

@@ -108,10 +108,6 @@ class StepCounts:
                 self.totals[name] = self.totals.get(name, 0) + self._steps
             self._steps = 0
 
-    def take_back(self, name: str) -> None:
-        """Subtracts one step of `name`, for a row that was only reset."""
-        self.totals[name] = self.totals.get(name, 0) - 1
-
 
 class ReturnHistory:
     """Returns of finished episodes, by environment name.
