@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import amago.envs
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpsilonGreedy
 from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv
 from amago.envs.gymnasium_compat import check_gymnasium_version
@@ -197,7 +196,7 @@ def test_attributes_are_read_through_wrappers_on_every_gymnasium_without_warning
             _ = wrapped.k
 
 
-def test_without_a_name_the_id_or_the_class_serves(space_env):
+def test_env_name_defaults_to_the_spec_id_or_the_class_name(space_env):
     assert AMAGOEnv(gym.make("CartPole-v1")).env_name == "CartPole-v1"
     assert AMAGOEnv(space_env()).env_name == "SpaceEnv"
 
@@ -269,7 +268,7 @@ def test_attempts_within_a_rollout_belong_to_one_episode(space_env):
 # Batched environments
 
 
-def test_a_batched_environment_gets_and_gives_one_row_per_environment(counting_batch_env):
+def test_a_batched_environment_has_one_row_per_environment(counting_batch_env):
     inner = counting_batch_env(3)
     env = AMAGOEnv(inner, env_name="batch", batched_envs=3)
     assert env.observation_space["observation"].shape == (1,)
@@ -391,13 +390,6 @@ def test_supported_gymnasium_releases(version):
 def test_other_gymnasium_releases_are_refused_with_the_remedy(version):
     with pytest.raises(ImportError, match=r"gymnasium .* is installed.*pip install 'gymnasium>=1.1,<2'"):
         check_gymnasium_version(version)
-
-
-def test_the_package_exports_its_public_names():
-    for name in amago.envs.__all__:
-        assert getattr(amago.envs, name) is not None
-    with pytest.raises(AttributeError, match="Nothing"):
-        _ = amago.envs.Nothing
 
 
 class WithMask(AMAGOEnv):

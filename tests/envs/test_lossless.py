@@ -318,7 +318,7 @@ def test_a_process_that_dies_in_the_middle_of_a_write_leaves_no_torn_file_to_see
     assert visible_after_death_in_mid_write(tmp_path, "whole", save_as) == []
 
 
-def test_the_fault_of_writing_in_place_leaves_a_torn_file(tmp_path):
+def test_writing_in_place_would_leave_a_torn_file(tmp_path):
     assert len(visible_after_death_in_mid_write(tmp_path, "in-place")) == 1
 
 

@@ -107,13 +107,6 @@ def test_stream_seeds_are_integers_that_every_library_takes():
     assert stream_seed(0, "env") == stream_seed(0, "env")
 
 
-def test_streams_use_no_global_generator():
-    np.random.seed(0)  # noqa: NPY002 (to show that it does not matter)
-    first = stream(3, "policy").random()
-    np.random.seed(1)  # noqa: NPY002
-    assert stream(3, "policy").random() == first
-
-
 @pytest.mark.parametrize("arguments", [(1, "envs"), (-1, "env"), (1, "env", -1), (1, "env", 0, -1)])
 def test_streams_of_unknown_role_or_negative_number_are_refused(arguments):
     with pytest.raises(ValueError, match="random stream"):

@@ -58,7 +58,7 @@ def test_the_first_observation_of_the_next_episode_stands_in_for_an_unreported_o
 
 
 @pytest.mark.parametrize("mode", [{"env_mode": "sync"}, {"env_mode": "async", "envs_per_worker": 1}])
-def test_several_of_them_fill_consecutive_rows(counting_batch_env, mode):
+def test_several_batched_environments_fill_consecutive_rows(counting_batch_env, mode):
     env = make_vector_env([lambda: AMAGOEnv(counting_batch_env(3), "counting", batched_envs=3)] * 2, **mode)
     assert env.num_envs == 6
     step, obs = steps_of(env, 3)[2]
@@ -69,7 +69,7 @@ def test_several_of_them_fill_consecutive_rows(counting_batch_env, mode):
 
 
 @pytest.mark.parametrize("vector_type", [gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv])
-def test_a_gymnasium_vector_env_gives_what_its_environments_give_one_by_one(vector_type):
+def test_a_gymnasium_vector_env_equals_its_environments_stepped_singly(vector_type):
     seed, num = 5, 3
     vectorized = make_vector_env(
         [lambda: AMAGOEnv(gymnasium_lakes(num, vector_type), "lake", batched_envs=num)],

@@ -96,7 +96,7 @@ def shared_memory_names() -> list[str]:
         ("step", r"environment 3 \('frail'\) raised while stepping with action \[\[1\]\]: ZeroDivisionError"),
     ],
 )
-def test_an_exception_arrives_with_the_environment_the_action_and_the_worker_s_traceback(phase, message):
+def test_an_exception_in_a_worker_is_raised_with_environment_action_and_traceback(phase, message):
     before = traces_left()
     with pytest.raises(EnvWorkerError, match=message) as raised:
         use(four(phase, divide_by_zero))
@@ -226,7 +226,7 @@ def test_a_worker_killed_from_outside_is_reported_by_the_next_call():
         env.reset()
 
 
-def test_in_this_process_exceptions_arrive_as_they_are():
+def test_sync_environments_raise_their_own_exceptions():
     env = make_vector_env(four("step", divide_by_zero), env_mode="sync")
     env.reset()
     with pytest.raises(ZeroDivisionError):
@@ -256,7 +256,7 @@ def test_environments_made_before_one_that_fails_are_closed(mode, tmp_path):
 
 
 @pytest.mark.parametrize("begin", [lambda env: env.step_async(ACTIONS), lambda env: env.call_async("close")])
-def test_closing_before_the_answers_were_read_leaves_nothing(begin):
+def test_closing_during_a_step_leaves_no_process_or_file(begin):
     before = traces_left()
     env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
     env.reset()
@@ -268,7 +268,7 @@ def test_closing_before_the_answers_were_read_leaves_nothing(begin):
     assert traces_left() == before
 
 
-def test_workers_end_when_the_vector_environment_is_forgotten():
+def test_workers_end_when_the_vector_environment_is_garbage_collected():
     before = traces_left()
     env = make_vector_env(four("never", None), env_mode="async", envs_per_worker=2)
     env.reset()

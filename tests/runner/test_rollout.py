@@ -79,7 +79,7 @@ def test_returns_lengths_and_reported_metrics_of_finished_episodes(make_rollout:
     assert rollout.stats.specials["length 3"] == {"Step": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}
 
 
-def test_an_unfinished_episode_counts_for_nothing(make_rollout: MakeRollout) -> None:
+def test_an_unfinished_episode_is_not_in_the_statistics(make_rollout: MakeRollout) -> None:
     rollout = make_rollout(4)
     rollout.run(timesteps=3)
     assert rollout.stats.to_metrics() == {}
@@ -153,7 +153,7 @@ def test_steps_are_counted_by_environment_name(make_rollout: MakeRollout) -> Non
     assert rollout.steps_by_env_name == {"length 2": 14, "length 3": 7}
 
 
-def test_progress_hears_of_every_step(make_rollout: MakeRollout) -> None:
+def test_progress_is_called_after_every_step(make_rollout: MakeRollout) -> None:
     heard: list[int] = []
     make_rollout(2, 3).run(timesteps=4, progress=heard.append)
     assert heard == [2, 2, 2, 2]

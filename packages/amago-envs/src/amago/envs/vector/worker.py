@@ -117,7 +117,10 @@ class _Worker:
         self.group.first_index = setup.first_index
         self.group.make(setup.make_envs, setup.exploration)
         self.conn.send_bytes(pickle.dumps(self.group.spec))
-        arrays = self._map(pickle.loads(self.conn.recv_bytes()))
+        shared = pickle.loads(self.conn.recv_bytes())
+        if not isinstance(shared, SharedRows):
+            return  # told to close, because environments of another worker could not be made
+        arrays = self._map(shared)
         self.group.attach(arrays)
         while self.doing != "close":
             self.conn.send_bytes(self._answer(arrays, self.conn.recv_bytes()))
