@@ -83,8 +83,6 @@ def test_statistics_of_several_rollouts_merge():
     assert left.returns == {"a": [1.0, 3.0], "b": [0.0]}
     assert left.lengths == {"a": [5, 7], "b": [1]}
     assert left.specials == {"b": {"x": [2.0]}}
-    left.clear()
-    assert left.episodes == 0
     assert right.episodes == 2
 
 

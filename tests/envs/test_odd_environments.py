@@ -5,7 +5,6 @@
 
 import importlib.util
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,15 +116,6 @@ def check(kind: type, folder: Path) -> None:
             np.testing.assert_array_equal(trajectory.time_idxs[:, 0], np.arange(len(trajectory) + 1))
             transitions += len(trajectory)
         assert transitions == STEPS
-
-
-@pytest.fixture(autouse=True)
-def _process_as_it_was():
-    """Undoes what odd environments do to the process that they are stepped in."""
-    folder, errors = Path.cwd(), np.geterr()
-    yield
-    os.chdir(folder)
-    np.seterr(**errors)
 
 
 @pytest.mark.parametrize(

@@ -176,12 +176,6 @@ class EpisodeStats:
             for name, values in named.items():
                 self.specials.setdefault(env_name, {}).setdefault(name, []).extend(values)
 
-    def clear(self) -> None:
-        """Removes everything."""
-        self.returns.clear()
-        self.lengths.clear()
-        self.specials.clear()
-
     def to_metrics(self) -> dict[str, float]:
         """The metrics to log, by name.
 
