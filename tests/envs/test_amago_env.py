@@ -69,6 +69,23 @@ def test_other_things_than_gymnasium_environments_are_refused():
         AMAGOEnv(unbounded)
 
 
+class ResetWithoutArguments(gym.Wrapper):
+    """Its `reset` takes no arguments, as in the tutorial."""
+
+    def reset(self):
+        return self.env.reset()
+
+
+def test_an_environment_whose_reset_takes_no_seed_is_seeded_through_np_random():
+    env = AMAGOEnv(ResetWithoutArguments(gym.make("CartPole-v1")), env_name="CartPole")
+    with pytest.warns(UserWarning, match=r"ResetWithoutArguments\.reset\(\) takes no seed.*seed=None"):
+        first = env.reset(seed=5)[0].obs["observation"]
+    assert (env.reset()[0].obs["observation"] != first).any()
+    np.testing.assert_array_equal(env.reset(seed=5)[0].obs["observation"], first)
+    with pytest.raises(TypeError, match="options"):
+        env.reset(options={"easy": True})
+
+
 class Returns(gym.Env):
     """Returns from `reset` and `step` what it is given."""
 

@@ -7,7 +7,9 @@ E = environments behind one AMAGOEnv (`batched_envs`), A = width of the action r
 """
 
 import functools
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -152,8 +154,33 @@ class AMAGOEnv(ForwardingWrapper):
     def inner_reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the wrapped environment: `(observation, info)` in its own form. Subclasses may override it."""
-        return self.env.reset(seed=seed, options=options)
+        """Resets the wrapped environment: `(observation, info)` in its own form. Subclasses may override it.
+
+        An environment whose `reset` takes no seed is reset without one, and its `np_random` is seeded instead.
+        """
+        arguments: dict[str, Any] = {"seed": seed, "options": options}
+        for name in self._unknown_to_reset:
+            if arguments[name] is None:
+                del arguments[name]
+        if seed is not None and "seed" in self._unknown_to_reset:
+            del arguments["seed"]
+            self.env.unwrapped.np_random = np.random.default_rng(seed)
+        return self.env.reset(**arguments)
+
+    @functools.cached_property
+    def _unknown_to_reset(self) -> list[str]:
+        """Those of `seed` and `options` that the environment's `reset` does not take; warns of a missing seed."""
+        parameters = inspect.signature(self.env.reset).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return []
+        unknown = [name for name in ("seed", "options") if name not in parameters]
+        if "seed" in unknown:
+            warnings.warn(
+                f"{type(self.env).__name__}.reset() takes no seed, so only randomness from np_random is "
+                "reproducible: define reset(self, *, seed=None, options=None)",
+                stacklevel=2,
+            )
+        return unknown
 
     def inner_step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the wrapped environment; action and results in its own form. Subclasses may override it."""
