@@ -3,7 +3,6 @@
 All are deterministic for a seed, so the truth is had by playing one once more with the recorded actions.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -171,12 +170,6 @@ class EndsOfManyTypes(Plain):
         ]
 
 
-class Instant(Plain):
-    """Every episode ends with its first step."""
-
-    length = 1
-
-
 class Renamed(Plain):
     """Another name in every episode, one that no file may have."""
 
@@ -231,26 +224,6 @@ class KeepsItsAction(Plain):
         return result
 
 
-class Threaded(Plain):
-    """Its observation is written by a thread of its own."""
-
-    def show(self, counts):
-        written: list[np.ndarray] = []
-        thread = threading.Thread(target=lambda: written.append(counts.copy()))
-        thread.start()
-        thread.join()
-        return written[0]
-
-
-class MovesAway(Plain):
-    """Changes its working folder, and lets warnings of numpy be errors."""
-
-    def show(self, counts):
-        os.chdir("/")
-        np.seterr(all="raise")
-        return counts
-
-
 class Random(Plain):
     """Random observations and lengths, from the generator that gymnasium seeds."""
 
@@ -265,16 +238,6 @@ class Random(Plain):
 
     def count(self, action):
         return np.array([self.row, self.episode, self.time, self.np_random.random()], np.float32)
-
-
-class Subnormal(Plain):
-    """Rewards and observations at the edges of float32."""
-
-    def count(self, action):
-        return np.array([self.row, self.episode, 1e-45, -0.0], np.float32)
-
-    def expected_reward(self):
-        return 3.4e38 if self.time % 2 else -1e-45
 
 
 class OddBatch(gym.Env):

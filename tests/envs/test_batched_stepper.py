@@ -99,7 +99,7 @@ def history(amago_env_type, space, exploration) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("exploration", [None, EpsilonGreedy, bilevel, Halved])
 @pytest.mark.parametrize("space", ACTION_SPACES.values(), ids=ACTION_SPACES)
-def test_a_batch_gives_what_the_environments_give_one_by_one(space, exploration):
+def test_batched_stepping_equals_stepping_one_by_one(space, exploration):
     together, alone = (history(env_type, space, exploration) for env_type in (AMAGOEnv, OwnStep))
     for left, right in zip(together, alone, strict=True):
         assert left.dtype == right.dtype

@@ -185,7 +185,7 @@ def test_spaces_and_observations_of_several_parts_keep_their_form():
 
 
 @with_gymnax
-def test_arguments_of_no_use_are_refused_with_the_remedy():
+def test_invalid_arguments_are_refused():
     import gymnax
 
     env, params = gymnax.make("CartPole-v1")

@@ -1,11 +1,11 @@
 """FileWriter: a thread writes trajectories in order; failures are raised and nothing is lost."""
 
-import multiprocessing
 import threading
 
 import pytest
 
-from amago.envs.recorder.file_writer import MAX_PENDING, FileWriter, TrajectoryWriteError
+from amago.envs.recorder import file_writer
+from amago.envs.recorder.file_writer import FileWriter, TrajectoryWriteError
 
 PATIENCE = 10.0  # seconds, far beyond what writing takes
 
@@ -50,7 +50,7 @@ def raise_until_failed(writer: FileWriter) -> None:
         writer.raise_failure()
 
 
-def test_trajectories_are_written_without_being_asked_for_in_their_order(writer, acknowledged, make_frozen):
+def test_trajectories_are_written_in_order_without_flush(writer, acknowledged, make_frozen):
     put(writer, make_frozen(), range(3))
     assert acknowledged.reaches(3)
     # Also those that come when the thread waits again.
@@ -67,10 +67,11 @@ def test_after_a_flush_everything_is_on_disk(writer, acknowledged, make_frozen, 
         assert writer.pending_transitions == 0
 
 
-def test_a_full_queue_makes_the_caller_wait(tmp_path, make_frozen):
+def test_a_full_queue_makes_the_caller_wait(tmp_path, make_frozen, monkeypatch):
+    monkeypatch.setattr(file_writer, "MAX_PENDING", 20)
     release = threading.Event()
     writer = FileWriter(tmp_path, "npz", lambda path: release.wait(PATIENCE) and None)
-    filler = threading.Thread(target=put, args=(writer, make_frozen(1), range(MAX_PENDING + 1)))
+    filler = threading.Thread(target=put, args=(writer, make_frozen(1), range(21)))
     filler.start()
     filler.join(0.5)
     assert filler.is_alive()
@@ -78,7 +79,7 @@ def test_a_full_queue_makes_the_caller_wait(tmp_path, make_frozen):
     filler.join(PATIENCE)
     assert not filler.is_alive()
     writer.stop()
-    assert writer.files_written == MAX_PENDING + 1
+    assert writer.files_written == 21
 
 
 def test_a_failed_write_is_raised_and_tried_again(tmp_path, make_frozen):
@@ -99,7 +100,7 @@ def test_a_failed_write_is_raised_and_tried_again(tmp_path, make_frozen):
     writer.stop()
 
 
-def test_what_could_not_be_written_is_warned_of_once(tmp_path, make_frozen):
+def test_stop_warns_of_trajectories_that_cannot_be_written(tmp_path, make_frozen):
     folder = tmp_path / "buffer"
     writer = FileWriter(folder, "npz", None)
     folder.rmdir()
@@ -112,33 +113,3 @@ def test_what_could_not_be_written_is_warned_of_once(tmp_path, make_frozen):
         writer.stop()
     writer.flush()
     writer.stop()
-
-
-def test_a_fork_of_the_process_does_not_wait_for_the_thread(tmp_path, make_frozen):
-    folder = tmp_path / "buffer"
-    writer = FileWriter(folder, "npz", None)
-    folder.rmdir()
-    put(writer, make_frozen(3), [0])
-    child = multiprocessing.get_context("fork").Process(target=writer.flush)
-    child.start()
-    child.join(20)
-    assert child.exitcode == 0
-    folder.mkdir()
-    writer.flush()
-    writer.stop()
-
-
-def test_an_interpreter_that_starts_no_threads_any_more_still_writes(
-    tmp_path, acknowledged, make_frozen, monkeypatch
-):
-    def refuse(self) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    writer = FileWriter(tmp_path, "npz-compressed", acknowledged)
-    put(writer, make_frozen(), range(4))
-    writer.flush()
-    assert len(acknowledged.names) == 4
-    put(writer, make_frozen(), [4])
-    writer.stop()
-    assert len(acknowledged.names) == 5

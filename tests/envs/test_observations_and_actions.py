@@ -74,14 +74,6 @@ def test_multidiscrete_observations_are_one_hots_in_a_row():
     np.testing.assert_array_equal(mapped, [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]])
 
 
-def test_batched_observations_keep_their_leading_axis():
-    space = spaces.Dict({"a": UNBOUNDED, "b": spaces.Discrete(3)})
-    mapped = ObservationMapper(space, batched_envs=2)({"a": np.ones((2, 3)), "b": np.array([2, 0])})
-    assert mapped["a"].shape == (2, 3)
-    assert mapped["a"].dtype == np.float32
-    np.testing.assert_array_equal(mapped["b"], [[0, 0, 1], [1, 0, 0]])
-
-
 def test_mapped_observations_do_not_change_when_the_environment_reuses_its_array():
     mapper = ObservationMapper(UNBOUNDED, batched_envs=1)
     reused = np.zeros(3, dtype=np.float32)

@@ -16,9 +16,8 @@ from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.recorder.episode_buffer import EpisodeBuffer
 from amago.envs.recorder.recorder import SegmentLength
-from amago.envs.seeding import stream_seed
 from amago.envs.vector import PolicyInput, VectorStep, make_vector_env
-from amago.hindsight import FrozenTraj, Timestep, Trajectory, load_trajectory, parse_filename
+from amago.hindsight import FrozenTraj, Timestep, load_trajectory, parse_filename
 
 ROWS = 5
 
@@ -84,29 +83,6 @@ def record(recorder: TrajectoryRecorder, seed: int, steps: int, mean_length: flo
     recorder.flush()
 
 
-def record_slowly(
-    seed: int, steps: int, mean_length: float, save_len: float = np.inf
-) -> list[tuple[str, FrozenTraj]]:
-    """The same, one environment at a time with Timesteps and Trajectories: (environment's name, piece)."""
-    pieces = []
-    for row in range(ROWS):
-        env = AMAGOEnv(RandomLengths(mean_length))
-        timestep, _ = env.reset(seed=stream_seed(seed, "env", 0, row))
-        trajectory = Trajectory([timestep])
-        for actions in actions_of(steps):
-            timestep, _, terminated, truncated, _ = env.step(actions[row])
-            trajectory.add_timestep(timestep)
-            if terminated[0] or truncated[0]:
-                pieces.append((env.env_name, trajectory.freeze()))
-                trajectory = Trajectory([env.reset()[0]])
-            elif len(trajectory) - 1 >= save_len:
-                pieces.append((env.env_name, trajectory.freeze()))
-                trajectory = Trajectory([timestep])
-        if len(trajectory) > 1:
-            pieces.append((env.env_name, trajectory.freeze()))
-    return pieces
-
-
 def in_order(pieces: list[tuple[str, FrozenTraj]]) -> list[tuple[str, FrozenTraj]]:
     """Sorted by (seed, episode, step) of their first observations."""
     return sorted(pieces, key=lambda piece: piece[1].obs["where"][0].tolist())
@@ -140,18 +116,18 @@ def recorders():
         recorder.close()
 
 
-@pytest.mark.parametrize(("mean_length", "steps"), [(1.2, 20), (8.0, 120), (150.0, 700)])
-def test_files_equal_those_of_recording_one_environment_at_a_time(recorders, tmp_path, mean_length, steps):
-    record(recorders(tmp_path), 0, steps, mean_length)
-    assert_same(read(tmp_path), in_order(record_slowly(0, steps, mean_length)))
+@pytest.fixture
+def truth(tmp_path_factory):
+    """The trajectories of `record` without failures; tests/envs/test_lossless.py checks these."""
 
+    def recorded(seed: int, steps: int) -> list[tuple[str, FrozenTraj]]:
+        folder = tmp_path_factory.mktemp("truth")
+        recorder = recorder_for(folder)
+        record(recorder, seed, steps)
+        recorder.close()
+        return read(folder)
 
-@pytest.mark.parametrize("save_len", [3, 10, 10.0])
-def test_without_staggering_segments_are_cut_at_save_len_and_continue_from_their_last_timestep(
-    recorders, tmp_path, save_len
-):
-    record(recorders(tmp_path, save_len=save_len, max_seq_len=3, stagger=False), 1, 80, 20.0)
-    assert_same(read(tmp_path), in_order(record_slowly(1, 80, 20.0, save_len)))
+    return recorded
 
 
 def transitions(pieces: list[tuple[str, FrozenTraj]]) -> list[list[float]]:
@@ -200,20 +176,6 @@ def test_an_invalid_save_len_is_refused(save_len, message):
         recorder_for(None, save_len=save_len, max_seq_len=5)
 
 
-def test_the_last_timestep_holds_the_final_observation_never_the_next_episode_s(recorders, tmp_path):
-    record(recorders(tmp_path), 2, 100)
-    pieces = read(tmp_path)
-    assert len(pieces) > ROWS
-    for _, piece in pieces:
-        seed_and_episode = piece.obs["where"][:, :2]
-        np.testing.assert_array_equal(
-            seed_and_episode, np.broadcast_to(seed_and_episode[0], seed_and_episode.shape)
-        )
-        np.testing.assert_array_equal(piece.obs["where"][:, 2], np.arange(len(piece) + 1))
-        np.testing.assert_array_equal(piece.time_idxs[:, 0], np.arange(len(piece) + 1))
-        np.testing.assert_array_equal(piece.rl2s[0], 0)
-
-
 def test_a_reset_in_mid_episode_loses_nothing(recorders, tmp_path):
     recorder = recorders(tmp_path)
     env = make_vector_env([lambda: AMAGOEnv(RandomLengths(10**9))] * ROWS, env_mode="sync", seed=0)
@@ -227,20 +189,20 @@ def test_a_reset_in_mid_episode_loses_nothing(recorders, tmp_path):
 
 
 @pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
-def test_files_are_written_in_every_format_and_counted(tmp_path, save_as):
+def test_files_are_written_in_every_format_and_counted(tmp_path, save_as, truth):
     written: list[Path] = []
     recorder = recorder_for(tmp_path / "new" / "folder", save_as=save_as, on_written=written.append)
     record(recorder, 0, 50)
     recorder.close()
-    assert_same(read(tmp_path / "new" / "folder"), in_order(record_slowly(0, 50, 8.0)))
+    assert_same(read(tmp_path / "new" / "folder"), truth(0, 50))
     assert recorder.saved_files == len(written) == len(set(written))
     assert [parse_filename(path).file_id for path in written] == [f"00a{i:05x}" for i in range(len(written))]
 
 
-def test_writers_of_one_id_that_began_at_other_numbers_share_a_folder(recorders, tmp_path):
+def test_writers_with_equal_ids_and_other_first_numbers_share_a_folder(recorders, tmp_path, truth):
     for number in (0, 40_000):
         record(recorders(tmp_path, first_number=number), 0, 50)
-    mine = in_order(record_slowly(0, 50, 8.0))
+    mine = truth(0, 50)
     assert_same(read(tmp_path), in_order(mine + mine))
 
 
@@ -254,7 +216,7 @@ def test_frames_are_counted_by_the_name_of_their_episode(recorders, tmp_path):
     assert recorder.total_frames == 100 * ROWS == sum(expected.values())
 
 
-def test_counters_lengths_and_file_numbers_go_on_from_a_saved_state(recorders, tmp_path):
+def test_state_dict_restores_counters_lengths_and_file_numbers(recorders, tmp_path):
     def names_and_lengths(folder: Path, interrupted: bool) -> list[tuple[str, int]]:
         recorder = recorders(folder, save_len=6, max_seq_len=2)
         record(recorder, 0, 20, 10**9)
@@ -352,7 +314,7 @@ def test_a_segment_does_not_keep_the_batch_alive():
     assert view.base.nbytes > 2 * view.nbytes
 
 
-def test_a_failed_write_raises_names_the_folder_and_keeps_the_segment(tmp_path):
+def test_a_failed_write_raises_names_the_folder_and_keeps_the_segment(tmp_path, truth):
     folder = tmp_path / "buffer"
     recorder = recorder_for(folder)
     shutil.rmtree(folder)
@@ -363,12 +325,12 @@ def test_a_failed_write_raises_names_the_folder_and_keeps_the_segment(tmp_path):
     recorder.flush()
     written = transitions(read(folder))
     recorder.close()
-    everything = transitions(record_slowly(0, 100, 8.0))
+    everything = transitions(truth(0, 100))
     assert written
     assert all(transition in everything for transition in written)
 
 
-def test_the_step_during_which_a_failure_is_raised_is_recorded_all_the_same(tmp_path):
+def test_a_step_is_recorded_even_if_add_raises_a_write_error(tmp_path, truth):
     folder = tmp_path / "buffer"
     recorder = recorder_for(folder)
     shutil.rmtree(folder)
@@ -387,7 +349,7 @@ def test_the_step_during_which_a_failure_is_raised_is_recorded_all_the_same(tmp_
     recorder.cut()
     recorder.close()
     assert failures >= 1
-    assert_same(read(folder), in_order(record_slowly(0, 100, 8.0)))
+    assert_same(read(folder), truth(0, 100))
 
 
 class SwallowsFailures:
@@ -422,7 +384,7 @@ def test_a_failure_is_never_swallowed(tmp_path, make_frozen):
     recorder.close()
 
 
-def test_a_program_that_forgets_to_close_still_writes_what_was_queued(tmp_path):
+def test_a_recorder_that_is_collected_without_close_writes_its_queue(tmp_path, truth):
     recorder = recorder_for(tmp_path)
     env = make_vector_env([lambda: AMAGOEnv(RandomLengths())] * ROWS, env_mode="sync", seed=0)
     recorder.begin(env.reset(), env.env_names)
@@ -431,10 +393,10 @@ def test_a_program_that_forgets_to_close_still_writes_what_was_queued(tmp_path):
     recorder.cut()
     del recorder
     gc.collect()
-    assert_same(read(tmp_path), in_order(record_slowly(0, 20, 8.0)))
+    assert_same(read(tmp_path), truth(0, 20))
 
 
-def test_use_out_of_order_is_refused(tmp_path):
+def test_add_before_begin_or_cut_after_close_is_an_error(tmp_path):
     recorder = recorder_for(tmp_path)
     step = next(big_steps(1))
     with pytest.raises(RuntimeError, match="begin"):
@@ -455,7 +417,7 @@ def test_an_unknown_format_or_writer_is_refused(tmp_path):
         recorder_for(tmp_path, writer_id="first")
 
 
-def test_a_batched_environment_that_reports_no_final_observation_is_recorded_with_the_next_first_one(
+def test_an_unreported_final_observation_is_replaced_by_the_next_episodes_first_with_a_warning(
     recorders, tmp_path, counting_batch_env
 ):
     class Unreporting(gym.Wrapper):

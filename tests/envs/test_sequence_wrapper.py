@@ -134,7 +134,7 @@ def test_closing_closes_the_environment_even_if_its_files_cannot_be_written(tmp_
     assert inner.closed
 
 
-def test_the_creator_makes_recording_environments_with_exploration_and_can_be_sent_elsewhere(tmp_path):
+def test_env_creator_adds_exploration_and_recording_and_can_be_pickled(tmp_path):
     creator = EnvCreator(make_lake, EpsilonGreedy, tmp_path, 2, 3, "npz")
     env = creator()
     assert isinstance(env, SequenceWrapper)
@@ -147,7 +147,7 @@ def test_the_creator_makes_recording_environments_with_exploration_and_can_be_se
     assert pickle.loads(pickle.dumps(plain)) == plain
 
 
-def test_bounds_of_lengths_go_together():
+def test_invalid_bounds_of_lengths_are_refused():
     with pytest.raises(ValueError, match="save_every_low and save_every_high"):
         EnvCreator(make_lake, None, None, 2, None, "npz")
     with pytest.raises(ValueError, match="low <= high"):

@@ -158,7 +158,7 @@ def test_names_and_metrics_belong_to_the_episode_of_the_transition(make, mode):
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-def test_worker_processes_give_what_this_process_gives_bit_for_bit(make, mode):
+def test_async_and_sync_steps_are_bit_identical(make, mode):
     here = make(lakes(5), **SYNC, exploration_wrapper_type=EpsilonGreedy, seed=11)
     there = make(lakes(5), **mode, exploration_wrapper_type=EpsilonGreedy, seed=11)
     assert_equal(rollout(here, 200), rollout(there, 200))
@@ -196,7 +196,7 @@ def test_a_reset_seeds_every_environment_with_a_stream_of_its_own(make, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_exploration_goes_on_from_a_saved_state(make, mode):
+def test_exploration_continues_from_a_saved_state(make, mode):
     def made():
         env = make([lambda: AMAGOEnv(NamedEpisodes())] * 4, **mode, exploration_wrapper_type=EpsilonGreedy)
         env.reset()
@@ -232,9 +232,7 @@ def gin_bindings():
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("zero", [0.0, np.float32(0.0)], ids=["literal", "object"])
-def test_processes_that_inherit_nothing_receive_environments_and_gin_bindings(
-    make, gin_bindings, method, zero
-):
+def test_spawned_workers_receive_gin_bindings(make, gin_bindings, method, zero):
     gin_bindings("EpsilonGreedy.eps_start", zero)
     gin.parse_config("no_noise = 0.0\nEpsilonGreedy.eps_end = %no_noise")
     make_env = partial(AMAGOEnv, MetaFrozenLake(size=3), "lake")
@@ -251,7 +249,7 @@ def test_processes_that_inherit_nothing_receive_environments_and_gin_bindings(
         np.testing.assert_array_equal(step.actions.argmax(1), [action] * 2)
 
 
-def test_a_gin_binding_that_cannot_be_sent_to_a_worker_is_named_with_the_remedy(gin_bindings):
+def test_a_gin_binding_that_cannot_be_pickled_is_an_error(gin_bindings):
     gin_bindings("EpsilonGreedy.eps_start", lambda: 1.0)
     make_env = partial(AMAGOEnv, MetaFrozenLake(size=3), "lake")
     with pytest.raises(ValueError, match=r"EpsilonGreedy\.eps_start.*top level.*mp_context='fork'"):
@@ -267,7 +265,7 @@ def test_rendering_shows_the_first_environment(make, mode, capfd):
     assert capfd.readouterr().out.count("*") == 1
 
 
-def test_arguments_of_no_use_are_refused_with_the_remedy():
+def test_invalid_arguments_of_make_vector_env_are_refused():
     with pytest.raises(ValueError, match="Did you mean 'async'"):
         make_vector_env(lakes(1), env_mode="asinc")
     with pytest.raises(ValueError, match="make_envs is empty"):
@@ -306,7 +304,7 @@ def test_actions_of_another_shape_or_kind_are_refused(make, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_works_after_closing_but_closing_again(make, mode):
+def test_every_method_but_close_raises_after_close(make, mode):
     env = make(lakes(3), **mode, exploration_wrapper_type=EpsilonGreedy)
     env.reset()
     states = env.exploration_state()

@@ -45,7 +45,7 @@ def test_a_worker_may_hold_environments_with_processes_of_their_own(method):
 @pytest.mark.parametrize(
     ("limit", "cores"), [("max 100000", None), ("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1)]
 )
-def test_a_container_s_quota_limits_the_cores(limit, cores, tmp_path, monkeypatch):
+def test_a_container_quota_limits_available_cores(limit, cores, tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(make, "CPU_QUOTA", tmp_path / "cpu.max")
     allowed = len(os.sched_getaffinity(0))
@@ -64,7 +64,7 @@ def test_ranks_on_one_machine_share_its_cores(ranks, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("cores", "envs_per_worker", "workers"), [(1, None, 1), (2, None, 2), (None, 2, 3), (None, 1, 5)]
 )
-def test_environments_are_divided_among_the_cores_or_as_told(cores, envs_per_worker, workers):
+def test_environments_are_divided_among_cores_or_by_envs_per_worker(cores, envs_per_worker, workers):
     before = multiprocessing.active_children()
     allowed = os.sched_getaffinity(0)
     if cores is not None and cores > len(allowed):

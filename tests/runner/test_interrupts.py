@@ -1,4 +1,4 @@
-"""Ctrl-C ends a rollout after the running step: nothing is recorded by half, and the rollout can continue."""
+"""Ctrl-C ends a rollout after the running step is recorded, and the rollout can continue."""
 
 import itertools
 import multiprocessing
@@ -126,7 +126,7 @@ def test_a_step_is_recorded_whole_before_an_interrupt_comes_through(segment, mak
 
 
 @pytest.mark.parametrize("segment", [1, 2, 3])
-def test_an_interrupt_while_a_reset_writes_unfinished_segments_waits_for_all_of_them(
+def test_an_interrupt_during_reset_waits_until_all_unfinished_segments_are_queued(
     segment, make_rollout, tmp_path
 ):
     rollout = make_rollout()
@@ -148,7 +148,7 @@ def test_a_rollout_continues_after_an_interrupt(cause, make_rollout, tmp_path):
     check(rollout, tmp_path)
 
 
-def test_a_rollout_that_goes_on_after_a_failed_write_goes_on_where_it_was(make_rollout, tmp_path):
+def test_a_rollout_continues_its_episodes_after_a_failed_write(make_rollout, tmp_path):
     rollout = make_rollout()
     rollout.run(timesteps=2)
     rollout.recorder.flush()
@@ -162,7 +162,7 @@ def test_a_rollout_that_goes_on_after_a_failed_write_goes_on_where_it_was(make_r
     check(rollout, tmp_path)
 
 
-def test_a_second_interrupt_does_not_wait():
+def test_a_second_interrupt_is_delivered_at_once():
     done = []
 
     def interrupted_twice() -> None:
@@ -195,7 +195,7 @@ def test_the_handler_from_before_receives_the_deferred_interrupt_and_is_restored
     assert heard == [signal.SIGINT] * 3
 
 
-def test_an_experiment_that_cannot_write_its_last_episodes_ends_its_workers_all_the_same(
+def test_close_ends_the_workers_even_if_trajectories_cannot_be_written(
     make_experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     before = multiprocessing.active_children()
@@ -242,7 +242,7 @@ def test_a_checkpoint_after_an_interrupted_rollout_holds_what_was_collected(
 
 
 @pytest.mark.parametrize("end", ["save_checkpoint", "close"])
-def test_an_interrupt_while_a_checkpoint_or_the_end_writes_unfinished_segments_loses_none(
+def test_an_interrupt_during_save_checkpoint_or_close_loses_no_segment(
     make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     experiment = make_experiment(train_timesteps_per_epoch=3)

@@ -79,7 +79,7 @@ def test_returns_lengths_and_reported_metrics_of_finished_episodes(make_rollout:
     assert rollout.stats.specials["length 3"] == {"Step": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}
 
 
-def test_an_unfinished_episode_counts_for_nothing(make_rollout: MakeRollout) -> None:
+def test_an_unfinished_episode_is_not_in_the_statistics(make_rollout: MakeRollout) -> None:
     rollout = make_rollout(4)
     rollout.run(timesteps=3)
     assert rollout.stats.to_metrics() == {}
@@ -153,7 +153,7 @@ def test_steps_are_counted_by_environment_name(make_rollout: MakeRollout) -> Non
     assert rollout.steps_by_env_name == {"length 2": 14, "length 3": 7}
 
 
-def test_progress_hears_of_every_step(make_rollout: MakeRollout) -> None:
+def test_progress_is_called_after_every_step(make_rollout: MakeRollout) -> None:
     heard: list[int] = []
     make_rollout(2, 3).run(timesteps=4, progress=heard.append)
     assert heard == [2, 2, 2, 2]
@@ -197,33 +197,6 @@ def test_acting_step_by_step_equals_a_forward_over_the_whole_history(make_rollou
         states, _ = agent.get_state_embedding({"observation": obs}, rl2s, times)
         best = agent.actor(states).probs[:, :, -1].argmax(-1)[0].tolist()
     assert best[:10] == taken
-
-
-def test_a_step_that_only_resets_counts_for_nothing_and_leaves_no_memory(small_nets: None) -> None:
-    vectorized = gym.vector.SyncVectorEnv(
-        [lambda length=length: FixedLengthEnv(length) for length in (2, 5)],  # type: ignore[misc]
-        autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
-    )
-    envs = make_vector_env(
-        [lambda: AMAGOEnv(vectorized, "both", batched_envs=2)], env_mode="already_vectorized", seed=0
-    )
-    agent = Agent(
-        obs_space=envs.observation_space,
-        rl2_space=envs.rl2_space,
-        action_space=envs.action_space,
-        max_seq_len=16,
-        tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=GRUTrajEncoder,
-    )
-    rollout = Rollout(agent, envs, device=CPU)
-    rollout.run(timesteps=3)  # two steps and a reset in the first row
-    assert not rollout.hidden_state[:, 0].any()
-    assert rollout.hidden_state[:, 1].any()
-    rollout.run(timesteps=9)
-    assert sorted(rollout.stats.lengths["both"]) == [2, 2, 2, 2, 5, 5]
-    assert sorted(rollout.stats.returns["both"]) == [2.0, 2.0, 2.0, 2.0, 5.0, 5.0]
-    assert rollout.steps_by_env_name == {"both": 8 + 10}
-    envs.close()
 
 
 def dtypes_of_the_actor(rollout: Rollout) -> set[torch.dtype]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.actions import make_action_codec
-from amago.envs.gymnasium_compat import ForwardingWrapper, VectorEnvAdapter, adapt_vector_env, find_owner
+from amago.envs.gymnasium_compat import ForwardingWrapper, adapt_vector_env, find_owner
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
 from amago.envs.observations import DEFAULT_KEY, ObservationMapper
 from amago.hindsight import Array, Timestep
@@ -50,8 +50,8 @@ class AMAGOEnv(ForwardingWrapper):
 
     Args:
         env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
-            those, unbounded Boxes, and any nesting of Dict and Tuple. It may be a gymnasium VectorEnv that resets
-            its rows itself, in the step that ends their episode or in the next one.
+            those, unbounded Boxes, and any nesting of Dict and Tuple. It may be a gymnasium VectorEnv in autoreset
+            mode SAME_STEP.
         env_name: name for logs and files. None reads the attribute `env_name` of the environment or a wrapper
             inside, at each use because multi-task environments change it between resets; without such an
             attribute, the id of the environment's spec or its class name.
@@ -133,11 +133,6 @@ class AMAGOEnv(ForwardingWrapper):
             return str(self._name_owner.env_name)
         spec = self.env.spec
         return spec.id if spec is not None else type(self.env.unwrapped).__name__
-
-    @property
-    def reset_rows(self) -> npt.NDArray[np.bool_] | None:
-        """(E,) bool, rows that the last step only reset, as in gymnasium's NEXT_STEP mode; else None."""
-        return self.env.reset_rows if isinstance(self.env, VectorEnvAdapter) else None
 
     @property
     def name_is_fixed(self) -> bool:
@@ -259,10 +254,6 @@ class AMAGOEnv(ForwardingWrapper):
             truncated = _row_values("truncated", raw_truncated, np.bool_, num_envs)
             finite = bool(np.isfinite(reward).all())
             time_idx = self._time_idx + 1
-            if self.reset_rows is not None:
-                prev_action[self.reset_rows] = 0.0
-                reward[self.reset_rows] = 0.0
-                time_idx[self.reset_rows] = 0
             self._time_idx = np.where(terminated | truncated, 0, time_idx)
         if not finite:
             self.raise_nonfinite(raw_reward, time_idx)

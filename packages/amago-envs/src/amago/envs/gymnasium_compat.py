@@ -1,13 +1,8 @@
 """Compatibility with gymnasium 0.29 and 1.1 up to 2: versions, wrapper attributes, and gymnasium's VectorEnv.
 
-`AMAGOEnv(env, batched_envs=N)` takes a gymnasium VectorEnv through `VectorEnvAdapter`. When a row's episode ends,
-`metadata["autoreset_mode"]` of the vector environment says who begins the next one:
-
-- SAME_STEP (the only mode before 1.0): the same step, which returns the new episode's first observation and
-  reports the old episode's final one in `info`. A missing report is an error.
-- NEXT_STEP: the next step, which ignores the action of that row. It is no transition of any episode; the adapter
-  marks it in `reset_rows`, and recording, statistics and the policy's memory skip it.
-- DISABLED: the caller. Nothing would reset the row, so this mode is refused, as are unknown and missing modes.
+`AMAGOEnv(env, batched_envs=N)` takes a gymnasium VectorEnv through `VectorEnvAdapter`, if it resets a row within
+the step that ends its episode (`AutoresetMode.SAME_STEP`, the only mode before 1.0) and reports the final
+observation in `info`.
 """
 
 import re
@@ -15,7 +10,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 # Of vector environments; releases before 1.1 have one mode.
@@ -79,15 +73,12 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     """A gymnasium VectorEnv as a `gymnasium.Env` with the spaces of one row.
 
     Args:
-        vector_env: resets its environments within the step that ends an episode, or in the next one.
+        vector_env: in autoreset mode SAME_STEP.
         batched_envs: the expected number of rows.
 
-    Attributes:
-        reset_rows: (N,) bool, rows that the last step only reset; None in SAME_STEP mode.
-
     Raises:
-        ValueError: if the number of rows differs or is 1, or the autoreset mode is missing or not supported; from
-            `step`, if it resets a row and does not report the final observation.
+        ValueError: if the number of rows differs or is 1, or the autoreset mode is another one; from `step`, if an
+            episode ends without a report of its final observation.
     """
 
     def __init__(self, vector_env: Any, batched_envs: int) -> None:
@@ -101,21 +92,12 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
                 "a vector environment of num_envs=1 is not batched: pass the environment inside it"
             )
         mode = (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode")
-        if mode is None and HAS_AUTORESET_MODES:
+        if getattr(mode, "name", mode) != "SAME_STEP" and (HAS_AUTORESET_MODES or mode is not None):
             raise ValueError(
-                "the vector environment does not say who resets its rows: set its metadata['autoreset_mode'] to "
-                "gymnasium.vector.AutoresetMode.SAME_STEP or NEXT_STEP"
+                f"the vector environment has metadata['autoreset_mode']={mode}, and only SAME_STEP is supported: "
+                "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP (gymnasium.make_vec takes "
+                "it in vector_kwargs)"
             )
-        mode_name = "SAME_STEP" if mode is None else str(getattr(mode, "name", mode))
-        if mode_name not in ("SAME_STEP", "NEXT_STEP"):
-            raise ValueError(
-                f"the vector environment has autoreset mode {mode_name}, and nobody else would reset its rows: "
-                "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP or NEXT_STEP "
-                "(gymnasium.make_vec takes it in vector_kwargs)"
-            )
-        self.reset_rows: npt.NDArray[np.bool_] | None = None
-        self._resets_in_next_step = mode_name == "NEXT_STEP"
-        self._finished: npt.NDArray[np.bool_] = np.zeros(batched_envs, np.bool_)
         self.vector_env = vector_env
         self.observation_space = vector_env.single_observation_space
         self.action_space = vector_env.single_action_space
@@ -127,23 +109,18 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Resets every row; the vector environment derives the rows' seeds."""
-        obs, info = self.vector_env.reset(seed=seed, options=options)
-        self._finished = np.zeros_like(self._finished)
-        return obs, info
+        result: tuple[Any, dict[str, Any]] = self.vector_env.reset(seed=seed, options=options)
+        return result
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every row."""
         obs, reward, terminated, truncated, info = self.vector_env.step(action)
-        if not isinstance(info, dict):
-            raise TypeError(
-                f"the vector environment's info is a {type(info).__name__}, must be a dict: remove wrappers such "
-                "as DictInfoToList"
+        reported = "final_obs" in info or "final_observation" in info
+        if not reported and np.logical_or(terminated, truncated).any():
+            raise ValueError(
+                "an episode ended, and the vector environment did not report its final observation: "
+                "it must set info['final_obs'], as gymnasium's own vector environments do"
             )
-        if self._resets_in_next_step:
-            self.reset_rows = self._finished
-            self._finished = np.logical_or(terminated, truncated)
-        elif "final_obs" not in info and "final_observation" not in info:
-            _check_none_ended(terminated, truncated)
         return obs, reward, terminated, truncated, info
 
     def render(self) -> Any:
@@ -156,11 +133,3 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
 def adapt_vector_env(env: Any, batched_envs: int) -> Any:
     """`env` itself, or the adapter around it if it is a gymnasium VectorEnv."""
     return VectorEnvAdapter(env, batched_envs) if isinstance(env, VectorEnv) else env
-
-
-def _check_none_ended(terminated: Any, truncated: Any) -> None:
-    if np.logical_or(terminated, truncated).any():
-        raise ValueError(
-            "an episode ended, and the vector environment reset the row in the same step without reporting its "
-            "final observation: have it set info['final_obs'], as gymnasium's own do, or reset in the next step"
-        )

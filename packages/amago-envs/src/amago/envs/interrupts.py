@@ -1,4 +1,4 @@
-"""Deferring Ctrl-C: a SIGINT takes effect after the running operation, so that nothing is recorded by half."""
+"""Deferring Ctrl-C: a SIGINT takes effect after the running operation, for example when a step is recorded."""
 
 import signal
 import threading

@@ -108,10 +108,6 @@ class StepCounts:
                 self.totals[name] = self.totals.get(name, 0) + self._steps
             self._steps = 0
 
-    def take_back(self, name: str) -> None:
-        """Subtracts one step of `name`, for a row that was only reset."""
-        self.totals[name] = self.totals.get(name, 0) - 1
-
 
 class ReturnHistory:
     """Returns of finished episodes, by environment name.
@@ -179,12 +175,6 @@ class EpisodeStats:
         for env_name, named in other.specials.items():
             for name, values in named.items():
                 self.specials.setdefault(env_name, {}).setdefault(name, []).extend(values)
-
-    def clear(self) -> None:
-        """Removes everything."""
-        self.returns.clear()
-        self.lengths.clear()
-        self.specials.clear()
 
     def to_metrics(self) -> dict[str, float]:
         """The metrics to log, by name.

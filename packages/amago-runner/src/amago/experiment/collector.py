@@ -12,11 +12,11 @@ import torch
 
 from amago.agent import BaseAgent
 from amago.distributed.processes import Processes
+from amago.envs.interrupts import defer_interrupts
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import SplitRecorder, TrajectoryRecorder
 from amago.envs.vector import SplitVectorEnv, VectorEnv
 from amago.experiment.config import ExperimentConfig
-from amago.experiment.interrupts import defer_interrupts
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import Rollout
 from amago.experiment.split_rollout import SplitRollout

@@ -81,21 +81,16 @@ class RunningEpisodes:
         self._lengths += 1
         for row, metrics in step.metrics:
             self._reported.setdefault(row, []).append(metrics)
-        for row in step.reset_rows.tolist():
-            self._clear_row(row)
         for row in step.done_rows.tolist():
             if remaining is None or remaining[row] > 0:
                 self._finish(row, step.env_names[row], stats)
             if remaining is not None and remaining[row] > 0:
                 remaining[row] -= 1
-            self._clear_row(row)
+            self._returns[row] = 0.0
+            self._lengths[row] = 0
+            self._reported.pop(row, None)
 
     def _finish(self, row: int, env_name: str, stats: EpisodeStats) -> None:
         stats.add_episode(env_name, float(self._returns[row]), int(self._lengths[row]))
         for metrics in self._reported.get(row, ()):
             stats.add_metrics(env_name, metrics)
-
-    def _clear_row(self, row: int) -> None:
-        self._returns[row] = 0.0
-        self._lengths[row] = 0
-        self._reported.pop(row, None)

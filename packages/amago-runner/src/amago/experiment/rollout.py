@@ -19,13 +19,11 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.agent.acting import compile_actor
+from amago.envs.interrupts import defer_interrupts
 from amago.envs.metrics import EpisodeStats, StepCounts
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
-from amago.envs.vector import PolicyInput, VectorEnv, VectorStep
+from amago.envs.vector import PolicyInput, VectorEnv
 from amago.experiment.episode_stats import RolloutLimits, RunningEpisodes
-from amago.experiment.interrupts import defer_interrupts
-
-_NO_AUTOCAST = contextlib.nullcontext()
 
 
 class Rollout:
@@ -67,8 +65,6 @@ class Rollout:
         self._compiled: Any = None
         self._running = RunningEpisodes(vector_env.num_envs)
         self._counts = StepCounts(self.steps_by_env_name)
-        self._viewed: PolicyInput | None = None
-        self._tensors: tuple[dict[str, Tensor], Tensor, Tensor] | None = None
 
     @property
     def started(self) -> bool:
@@ -168,20 +164,14 @@ class Rollout:
         """
         step = self.vector_env.step_wait()
         self.inputs = step.inputs
-        if step.done_rows.size or step.reset_rows.size:
+        if step.done_rows.size:
             dones = step.terminated | step.truncated
-            dones[step.reset_rows] = True
             with torch.inference_mode():
                 self.hidden_state = self.agent.reset_hidden_state(self.hidden_state, dones)
-        self._count(step)
+        self._counts.add(step.env_names)
         self._running.add(step, self.stats, remaining)
         if self.recorder is not None:
             self.recorder.add(step)
-
-    def _count(self, step: VectorStep) -> None:
-        self._counts.add(step.env_names)
-        for row in step.reset_rows.tolist():
-            self._counts.take_back(step.env_names[row])
 
     def _act(self, sample: bool) -> npt.NDArray[Any]:
         """The agent's actions, (N, ...) in the form of the vector environment.
@@ -189,55 +179,38 @@ class Rollout:
         Raises:
             ValueError: if an observation or an action is not finite.
         """
-        assert self.inputs is not None
         try:
-            actions, self.hidden_state = self._get_actions(*self._as_sequences(self.inputs), sample)
+            actions = self._get_actions(sample)
         except (RuntimeError, ValueError) as error:
             if (problem := self._nonfinite_observation()) is not None:
                 raise ValueError(problem) from error
             raise
-        array: npt.NDArray[Any] = (actions if actions.device.type == "cpu" else actions.cpu()).numpy()
-        array = array.reshape(len(array), *array.shape[2:])
+        array: npt.NDArray[Any] = actions.squeeze(1).cpu().numpy()
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(
                 self._nonfinite_observation() or "the agent's actions are not finite: its weights are not"
             )
         return array
 
-    def _as_sequences(self, inputs: PolicyInput) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Observations, rl2s and time indices as sequences of length one, (N, 1, ...).
-
-        They are views of the vector environment's arrays, made once because it reuses these in every step.
-        """
-        if self._tensors is None or self._viewed is not inputs:
-            self._viewed = inputs
-            self._tensors = (
-                {key: torch.from_numpy(value).unsqueeze(1) for key, value in inputs.obs.items()},
-                torch.from_numpy(inputs.rl2s).unsqueeze(1),
-                torch.from_numpy(inputs.time_idxs).view(-1, 1, 1),
-            )
-        return self._tensors
-
-    def _get_actions(
-        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, sample: bool
-    ) -> tuple[Tensor, Any]:
-        """Actions (N, 1, ...) and the next hidden state."""
-        if self._device.type != "cpu":
-            obs = {key: value.to(self._device, non_blocking=True) for key, value in obs.items()}
-            rl2s = rl2s.to(self._device, non_blocking=True)
-            time_idxs = time_idxs.to(self._device, non_blocking=True)
+    def _get_actions(self, sample: bool) -> Tensor:
+        """Actions (N, 1, ...) for `inputs`, as sequences of length one; replaces the hidden state."""
+        assert self.inputs is not None
         actor = self.agent if self._compiled is None else self._compiled
-        with torch.inference_mode(), self._precision():
-            result: tuple[Tensor, Any] = actor.get_actions(
-                obs=obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=self.hidden_state, sample=sample
+        autocast = torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
+        actions: Tensor
+        with torch.inference_mode(), autocast:
+            actions, self.hidden_state = actor.get_actions(
+                obs={key: self._as_sequences(array) for key, array in self.inputs.obs.items()},
+                rl2s=self._as_sequences(self.inputs.rl2s),
+                time_idxs=self._as_sequences(self.inputs.time_idxs[:, None]),
+                hidden_state=self.hidden_state,
+                sample=sample,
             )
-        return result
+        return actions
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        # Entering autocast takes as long as a small layer, so only where it changes anything.
-        if not self._autocast and not torch.is_autocast_enabled(self._device.type):
-            return _NO_AUTOCAST
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
+    def _as_sequences(self, array: npt.NDArray[Any]) -> Tensor:
+        """(N, ...) as a tensor (N, 1, ...) on the agent's device."""
+        return torch.from_numpy(array).unsqueeze(1).to(self._device, non_blocking=True)
 
     def _nonfinite_observation(self) -> str | None:
         """An error message for the first observation that is NaN or infinite, if there is one."""

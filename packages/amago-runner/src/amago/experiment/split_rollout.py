@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from amago.agent import BaseAgent
+from amago.envs.interrupts import defer_interrupts
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import SplitRecorder, TrajectoryWriteError
 from amago.envs.vector import PolicyInput, SplitVectorEnv
 from amago.experiment.episode_stats import RolloutLimits
-from amago.experiment.interrupts import defer_interrupts
 from amago.experiment.rollout import Rollout
 
 

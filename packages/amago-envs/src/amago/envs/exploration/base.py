@@ -42,17 +42,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         self.global_step = 0
         self.rng = stream(None, "exploration")
         self._seeded = False
-        self._local_step = np.zeros(self.batched_envs, dtype=np.int64)
-
-    @property
-    def _local_step(self) -> npt.NDArray[np.int64]:
-        """(E,) int64, steps since the start of each episode; newly allocated."""
-        return self._steps_before + self._steps_counted
-
-    @_local_step.setter
-    def _local_step(self, steps: npt.NDArray[np.int64]) -> None:
-        self._steps_before = steps
-        self._steps_counted = 0  # an int counts ten times as fast as an array
+        self._local_step: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)  # (E,)
 
     def seed_exploration(self, generator: np.random.Generator) -> None:
         """Draws all further random numbers from `generator`."""
@@ -98,9 +88,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
             return result
         self.global_step += 1
         done = result[2] | result[3]
-        local_step = np.where(done, 0, self._local_step + 1)
-        reset_rows = find_attribute(self.env, "reset_rows")
-        self._local_step = local_step if reset_rows is None else np.where(reset_rows, 0, local_step)
+        self._local_step = np.where(done, 0, self._local_step + 1)
         if done.any():
             self.on_episode_start(np.flatnonzero(done))
         return result
@@ -118,7 +106,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
     def count_step(self) -> None:
         """Counts a step of a single environment that was taken without calling `step`."""
         self.global_step += 1
-        self._steps_counted += 1
+        self._local_step = self._local_step + 1
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
         """Called when the episodes of `rows` begin: after a reset, or when a batched environment resets itself."""

@@ -1,6 +1,5 @@
 """FileWriter: one thread that writes trajectory files from a bounded queue, beside the stepping path."""
 
-import contextlib
 import os
 import threading
 import warnings
@@ -49,34 +48,24 @@ class FileWriter:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._failure: Exception | None = None
-        self._attempts = 0
         self._stopping = False
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._owner = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
+        self._thread.start()
 
     def put(self, trajectory: FrozenTraj, name: str, env_name: str) -> None:
         """Queues a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
         if self._stopping:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
-        self._start_thread()
         with self._changed:
             self._pending.append(_Pending(trajectory, name, env_name))
             self._pending_bytes += trajectory.nbytes
             self._changed.notify_all()
-            if self._thread is not None:
-                self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+            self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
 
     def _is_full(self) -> bool:
         return len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES
-
-    def _start_thread(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="trajectory-writer", daemon=True)
-            # An interpreter that is shutting down may not start threads; `stop` then writes in the caller's.
-            with contextlib.suppress(RuntimeError):
-                thread.start()
-                self._thread = thread
 
     @property
     def pending_transitions(self) -> int:
@@ -102,19 +91,9 @@ class FileWriter:
         if os.getpid() != self._owner or self._stopping:
             return  # a forked process has a copy of the queue, but not the thread
         with self._changed:
-            # An earlier failure may be over by now: only an attempt that begins after this call counts.
-            self._failure = None
-            earlier = self._attempts
+            self._failure = None  # an earlier failure may be over by now
             self._changed.notify_all()
-            while self._thread is not None and self._pending:
-                if self._failure is not None:
-                    if self._attempts > earlier:
-                        break
-                    self._failure = None
-                    self._changed.notify_all()
-                self._changed.wait()
-        if self._thread is None:
-            self._write_pending()
+            self._changed.wait_for(lambda: self._failure is not None or not self._pending)
         self.raise_failure()
 
     def stop(self) -> None:
@@ -125,10 +104,7 @@ class FileWriter:
             self._stopping = True
             self._failure = None
             self._changed.notify_all()
-        if self._thread is None:
-            self._write_pending()
-        else:
-            self._thread.join()
+        self._thread.join()
         if self._pending:
             warnings.warn(
                 f"{len(self._pending)} trajectories could not be written to {self.folder} and are lost "
@@ -137,19 +113,13 @@ class FileWriter:
             )
 
     def _run(self) -> None:
-        """The thread."""
+        """The thread: writes the queue in order; pauses after a failure until it is raised."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or (self._pending and self._failure is None))
-            self._write_pending()
-            if self._stopping:
-                return
-
-    def _write_pending(self) -> None:
-        """Writes the queue in order, until it is empty or a write fails."""
-        while self._pending and self._failure is None:
-            first = self._pending[0]
-            self._attempts += 1
+                if not self._pending or self._failure is not None:
+                    return
+                first = self._pending[0]
             failure = self._write(first)
             with self._changed:
                 self._failure = failure

@@ -188,14 +188,9 @@ class TrajectoryRecorder:
             buffer.add(step)
         if self._counts.add(step.env_names):
             self._names = step.env_names
-        self.total_frames += len(step.rewards) - len(step.reset_rows)
-        for row in step.reset_rows.tolist():
-            self._counts.take_back(step.env_names[row])
+        self.total_frames += len(step.rewards)
         if self._writer is None or buffer is None:
             return
-        for row in step.reset_rows.tolist():
-            # The row was reset instead of stepped: its episode begins here, without a transition.
-            buffer.begin_episode(row)
         if step.done_rows.size:
             for row, segment in buffer.finished_segments(step):
                 buffer.begin_episode(row)

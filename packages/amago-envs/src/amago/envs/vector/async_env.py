@@ -13,10 +13,9 @@ import signal
 import socket
 import struct
 import time
-import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from multiprocessing import reduction, resource_tracker
+from collections.abc import Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -27,20 +26,7 @@ from amago.envs.vector.base import EnvWorkerError, ExplorationState, PolicyInput
 from amago.envs.vector.env_group import ExplorationSetup, GroupSpec, MakeEnv, merge_specs
 from amago.envs.vector.gin_bindings import bindings_for_workers
 from amago.envs.vector.shared_arrays import StepArrays, carve, layout, open_shared_block, required_bytes
-from amago.envs.vector.worker import (
-    BEING_CLOSED,
-    CALL,
-    CLOSE,
-    GET_EXPLORATION,
-    RENDER,
-    RESET,
-    SET_EXPLORATION,
-    STEP,
-    SharedRows,
-    WorkerFailure,
-    WorkerSetup,
-    worker_main,
-)
+from amago.envs.vector.worker import STEP, SharedRows, WorkerFailure, WorkerSetup, worker_main
 from amago.hindsight import Array
 
 CLOSE_SECONDS = 5.0  # for environments to close by themselves
@@ -121,11 +107,15 @@ class AsyncVectorEnv(VectorEnv):
         self._conns.append(ours)
         _limit_waiting(ours, self._env_timeout)
         try:
-            with defer_interrupts(), _interrupts_blocked_in_children(context):
+            with defer_interrupts():
                 process.start()
                 self._processes.append(process)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise _unpicklable(setup, context, error) from error
+            raise ValueError(
+                f"environments from number {setup.first_index} on cannot be sent to a process started by "
+                f"{context.get_start_method()!r} ({error}): pass functions that are defined at the top level of a "
+                "module, or a functools.partial of one, or use mp_context='fork'"
+            ) from error
         finally:
             # Only the worker may hold its end, so that its death ends the pipe.
             theirs.close()
@@ -156,9 +146,7 @@ class AsyncVectorEnv(VectorEnv):
             self._receive_all()
         self._check_ready()
         self._doing = "resetting"
-        seeds = self._by_worker(self._seeds(seed))
-        self._send_all([RESET + pickle.dumps(group_seeds) for group_seeds in seeds])
-        names = [name for group_names in self._receive_all() for name in group_names]
+        names = self._call_all("reset", self._by_worker(self._seeds(seed)))
         self.env_names = self._names_by_row(names)
         return self._inputs
 
@@ -177,7 +165,7 @@ class AsyncVectorEnv(VectorEnv):
     def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
         self._check_ready()
         self._doing = f"its {name!r} was called"
-        self._send_all([CALL + pickle.dumps((name, args, kwargs))] * len(self._conns))
+        self._send_all([pickle.dumps(("call", (name, args, kwargs)))] * len(self._conns))
         self._pending = "call"
 
     def call_wait(self) -> list[Any]:
@@ -187,22 +175,18 @@ class AsyncVectorEnv(VectorEnv):
     def render(self) -> None:
         self._check_ready()
         self._doing = "rendering"
-        self._send(0, RENDER)
+        self._send(0, pickle.dumps(("render", ())))
         self._receive(0)
 
     def exploration_state(self) -> list[ExplorationState]:
         self._check_ready()
-        self._send_all([GET_EXPLORATION] * len(self._conns))
-        return [state for states in self._receive_all() for state in states]
+        return self._call_all("exploration_state")
 
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
         self._check_ready()
         self._check_states(states, self._has_exploration)
         if states:
-            self._send_all(
-                [SET_EXPLORATION + pickle.dumps(group_states) for group_states in self._by_worker(states)]
-            )
-            self._receive_all()
+            self._call_all("load_exploration_state", self._by_worker(states))
 
     def close(self) -> None:
         self._closed = True
@@ -216,6 +200,12 @@ class AsyncVectorEnv(VectorEnv):
             groups.append(list(per_env[start : start + count]))
             start += count
         return groups
+
+    def _call_all(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """Calls a method of every worker's group, each with its own argument; joins the lists that they return."""
+        args = [()] * len(self._conns) if arguments is None else [(argument,) for argument in arguments]
+        self._send_all([pickle.dumps((method, each)) for each in args])
+        return [result for results in self._receive_all() for result in results or ()]
 
     def _send_all(self, messages: Sequence[bytes]) -> None:
         try:
@@ -312,38 +302,6 @@ def _limit_waiting(conn: Connection, seconds: float | None) -> None:
             same_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
 
 
-@contextlib.contextmanager
-def _interrupts_blocked_in_children(context: BaseContext) -> Iterator[None]:
-    """Lets processes start with SIGINT blocked, so that Ctrl-C cannot end one before it ignores SIGINT."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    if context.get_start_method() != "fork":
-        # Otherwise started by the first process, which unblocks SIGINT.
-        resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _unpicklable(setup: WorkerSetup, context: BaseContext, error: Exception) -> ValueError:
-    """The error for environments that cannot be pickled for their process."""
-    method = context.get_start_method()
-    for i, make_env in enumerate(setup.make_envs):
-        try:
-            pickle.dumps(make_env)
-        except Exception:
-            name = getattr(make_env, "__qualname__", repr(make_env))
-            return ValueError(
-                f"the callable of environment {setup.first_index + i}, {name!r}, cannot be sent to a process "
-                f"started by {method!r}: use a function at the top level of a module (functools.partial of one "
-                "included) in place of a lambda or an inner function, or mp_context='fork'"
-            )
-    return ValueError(f"the environments cannot be sent to a process started by {method!r}: {error}")
-
-
 def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: int) -> None:
     """Asks all workers to close, waits for them, and ends those that do not by force."""
     # A process forked from the owner holds copies of these objects, but the workers are not its children.
@@ -351,7 +309,7 @@ def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: i
         return
     for conn in conns:
         with contextlib.suppress(OSError):
-            conn.send_bytes(CLOSE)
+            conn.send_bytes(pickle.dumps(("close", ())))
     deadline = time.monotonic() + CLOSE_SECONDS
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -361,23 +319,5 @@ def _end_workers(conns: list[Connection], processes: list[BaseProcess], owner: i
         process.kill()
         process.join()
         process.close()
-    failures = [failure for conn in conns if (failure := _failure_of_closing(conn)) is not None]
     for conn in conns:
         conn.close()
-    for failure in failures:
-        warnings.warn(
-            f"environment {failure.environment} raised while {failure.doing}: {failure.error}\n\n"
-            f"Traceback of the worker process:\n{failure.worker_traceback}",
-            stacklevel=2,
-        )
-
-
-def _failure_of_closing(conn: Connection) -> WorkerFailure | None:
-    """The message of a worker whose environment raised in its `close`, if there is one."""
-    with contextlib.suppress(OSError, EOFError):
-        while conn.poll():
-            message = conn.recv_bytes()
-            answer = pickle.loads(message) if message else None
-            if isinstance(answer, WorkerFailure) and answer.doing == BEING_CLOSED:
-                return answer
-    return None

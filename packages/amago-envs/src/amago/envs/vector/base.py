@@ -6,7 +6,7 @@ environment with `batched_envs` E fills E consecutive rows.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium as gym
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from amago.envs.vector.shared_arrays import StepArrays
 
 ExplorationState = dict[str, Any]
-NO_ROWS: Array = np.empty(0, np.int64)
 Self = TypeVar("Self", bound="VectorEnv")
 
 
@@ -54,8 +53,6 @@ class VectorStep:
         final_time_idxs: (K,) int64, the time index of that observation.
         metrics: (row, {name: value}) for every row whose `info` reported metrics in this step.
         env_names: N names, of the episodes that the transitions belong to.
-        reset_rows: (K',) int64, rows that were reset instead of stepped (a gymnasium VectorEnv in NEXT_STEP mode):
-            they hold no transition, and their episode begins with `inputs`.
     """
 
     inputs: PolicyInput
@@ -68,7 +65,6 @@ class VectorStep:
     final_time_idxs: Array
     metrics: list[tuple[int, dict[str, float]]]
     env_names: list[str]
-    reset_rows: Array = field(default_factory=lambda: NO_ROWS)
 
 
 class EnvWorkerError(RuntimeError):
@@ -111,8 +107,6 @@ class VectorEnv(ABC):
         self._rows_per_env = spec.rows_per_env
         self._arrays = arrays
         self._inputs = arrays.policy_input()
-        self._no_final_obs = {key: array[:0].copy() for key, array in arrays.obs.items()}
-        self._no_final_time_idxs = arrays.time_idxs[:0].copy()
         self._first_index, self._seed, self._rank, self._role = first_index, seed, rank, role
         self._was_reset = False
         self._closed = False
@@ -248,12 +242,7 @@ class VectorEnv(ABC):
         names = self.env_names
         if notes:
             self._rename([(first_row, note.names_after_reset) for first_row, note in notes])
-        done_rows = _true_rows(arrays.terminated | arrays.truncated)
-        if done_rows.size:
-            final_obs = {key: array[done_rows] for key, array in arrays.final_obs.items()}
-            final_time_idxs = arrays.final_time_idxs[done_rows]
-        else:
-            final_obs, final_time_idxs = self._no_final_obs, self._no_final_time_idxs
+        done_rows = np.flatnonzero(arrays.terminated | arrays.truncated)
         return VectorStep(
             inputs=self._inputs,
             actions=arrays.actions,
@@ -261,11 +250,10 @@ class VectorEnv(ABC):
             terminated=arrays.terminated,
             truncated=arrays.truncated,
             done_rows=done_rows,
-            final_obs=final_obs,
-            final_time_idxs=final_time_idxs,
+            final_obs={key: array[done_rows] for key, array in arrays.final_obs.items()},
+            final_time_idxs=arrays.final_time_idxs[done_rows],
             metrics=metrics,
             env_names=names,
-            reset_rows=_true_rows(arrays.only_reset),
         )
 
     def _rename(self, changes: Sequence[tuple[int, Sequence["NameChange"]]]) -> None:
@@ -283,8 +271,3 @@ class VectorEnv(ABC):
                 f"states has {len(states)} entries, but {expected} environments have exploration: "
                 "load them into a vector environment of the same size and exploration"
             )
-
-
-def _true_rows(mask: Array) -> Array:
-    """The indices of the True entries of `mask` (N,); quick if there are none, as in most steps."""
-    return np.flatnonzero(mask) if np.count_nonzero(mask) else NO_ROWS

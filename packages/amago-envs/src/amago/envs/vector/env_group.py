@@ -4,7 +4,6 @@ SyncVectorEnv has one group, AsyncVectorEnv one per worker process; so both retu
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,12 @@ from amago.envs.amago_env import AMAGOEnv
 from amago.envs.gymnasium_compat import find_attribute
 from amago.envs.metrics import extract_metrics, extract_vector_metrics
 from amago.envs.seeding import stream
+from amago.envs.vector.autoreset import autoreset
 from amago.envs.vector.base import ExplorationState
 from amago.envs.vector.batched_stepper import BatchedStepper, can_be_batched
+from amago.envs.vector.env_slot import EnvSlot
 from amago.envs.vector.shared_arrays import StepArrays, layout
-from amago.hindsight import Array, Timestep
+from amago.hindsight import Array
 
 MakeEnv = Callable[[], AMAGOEnv]
 NameChange = tuple[int, int, str]  # rows [start, stop) and their new name
@@ -92,28 +93,6 @@ class ExplorationSetup:
     rank: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class EnvSlot:
-    """One environment and its rows of the arrays, sliced once because slicing costs as much as a copy."""
-
-    number: int  # in its group
-    amago_env: AMAGOEnv
-    env: Any  # the exploration wrapper around it, if there is one
-    start: int
-    stop: int
-    name: str
-    resets_itself: bool
-    info: dict[str, Any] = field(default_factory=dict)  # of the last step, if it resets itself
-    obs: list[tuple[str, Array]] = field(default_factory=list)
-    actions: Array = field(default_factory=lambda: np.empty(0))
-    rewards: Array = field(default_factory=lambda: np.empty(0))
-    terminated: Array = field(default_factory=lambda: np.empty(0))
-    truncated: Array = field(default_factory=lambda: np.empty(0))
-    time_idxs: Array = field(default_factory=lambda: np.empty(0))
-    only_reset: Array = field(default_factory=lambda: np.empty(0))
-    warned: bool = False  # that final observations are missing
-
-
 class EnvGroup:
     """Environments that one process steps; call `make`, then `attach`, then the other methods.
 
@@ -154,10 +133,7 @@ class EnvGroup:
             env = exploration.wrapper_type(amago_env)
             env.seed_exploration(stream(exploration.seed, "exploration", exploration.rank, index))
         start = self._slots[-1].stop if self._slots else 0
-        rows = amago_env.batched_envs
-        return EnvSlot(
-            self.active, amago_env, env, start, start + rows, amago_env.env_name, resets_itself=rows > 1
-        )
+        return EnvSlot(self.active, amago_env, env, start, start + amago_env.batched_envs, amago_env.env_name)
 
     @property
     def spec(self) -> GroupSpec:
@@ -193,22 +169,19 @@ class EnvGroup:
         """Sets the rows that the environments write into."""
         self._arrays = arrays
         for slot in self._slots:
-            rows = slice(slot.start, slot.stop)
-            slot.obs = [(key, array[rows]) for key, array in arrays.obs.items()]
-            for name in ("actions", "rewards", "terminated", "truncated", "time_idxs", "only_reset"):
-                setattr(slot, name, getattr(arrays, name)[rows])
+            slot.arrays = arrays.rows(slot.start, slot.stop)
         envs = [slot.env for slot in self._slots]
         self._batched = BatchedStepper(envs, arrays) if can_be_batched(envs) else None
+        self._slot_of_row = [slot for slot in self._slots for _ in range(slot.start, slot.stop)]
         self._renamable = [slot for slot in self._slots if not slot.amago_env.name_is_fixed]
 
     def reset(self, seeds: Sequence[int | None]) -> list[str]:
         """Starts a new episode everywhere; `seeds` has one per environment. Returns the name of each."""
         for i, (slot, seed) in enumerate(zip(self._slots, seeds, strict=True)):
             self.active = i
-            timestep, _ = slot.env.reset(seed=seed)
-            self._write_first(slot, timestep)
+            slot.reset(seed)
             slot.name = slot.amago_env.env_name
-        for name in ("rl2s", "actions", "rewards", "terminated", "truncated", "only_reset"):
+        for name in ("rl2s", "actions", "rewards", "terminated", "truncated"):
             getattr(self._arrays, name)[:] = 0
         return [slot.name for slot in self._slots]
 
@@ -222,7 +195,7 @@ class EnvGroup:
         arrays.rl2s[:, 1:] = arrays.actions
         done = arrays.terminated | arrays.truncated
         if np.count_nonzero(done):
-            after_reset = self._changed_names(self._start_episodes(done))
+            after_reset = self._changed_names(self._autoreset(done))
         if metrics or in_step or after_reset:
             return StepNotes(metrics=metrics, names_in_step=in_step, names_after_reset=after_reset)
         return None
@@ -255,79 +228,28 @@ class EnvGroup:
         metrics: list[tuple[int, dict[str, float]]] = []
         for slot in self._slots:
             self.active = slot.number
-            timestep, reward, terminated, truncated, info = slot.env.step(actions[slot.start : slot.stop])
-            for key, rows in slot.obs:
-                rows[...] = timestep.obs[key]
-            slot.actions[...] = timestep.prev_action
-            slot.time_idxs[...] = timestep.time_idx
-            slot.rewards[...] = reward
-            slot.terminated[...] = terminated
-            slot.truncated[...] = truncated
-            if (reset_rows := slot.amago_env.reset_rows) is not None:
-                slot.only_reset[...] = reset_rows
-            if info:
-                metrics += self._metrics(slot, info)
-                if slot.resets_itself:
-                    slot.info = info
+            info = slot.step(actions[slot.start : slot.stop])
+            if slot.resets_itself:
+                by_row = extract_vector_metrics(info, slot.stop - slot.start)
+                metrics += [(slot.start + row, found) for row, found in by_row]
+            elif found := extract_metrics(info):
+                metrics.append((slot.start, found))
         return metrics
 
-    def _metrics(self, slot: EnvSlot, info: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
-        if slot.resets_itself:
-            by_row = extract_vector_metrics(info, slot.stop - slot.start)
-            return [(slot.start + row, found) for row, found in by_row]
-        found = extract_metrics(info)
-        return [(slot.start, found)] if found else []
+    def _autoreset(self, done: Array) -> list[EnvSlot]:
+        """Resets the rows whose episode ended; returns the slots whose names may have changed with it."""
+        finished: dict[EnvSlot, list[int]] = {}
+        for row in np.flatnonzero(done).tolist():
+            slot = self._slot_of_row[row]
+            finished.setdefault(slot, []).append(row - slot.start)
+        was_reset = []
+        for slot, rows in finished.items():
+            self.active = slot.number
+            if autoreset(slot, rows):
+                was_reset.append(slot)
+        return was_reset
 
-    def _write_first(self, slot: EnvSlot, timestep: Timestep) -> None:
-        for key, rows in slot.obs:
-            rows[...] = timestep.obs[key]
-        slot.time_idxs[...] = 0
-
-    def _start_episodes(self, done: Array) -> list[EnvSlot]:
-        """Stores the final observations of finished rows and begins their next episodes.
-
-        Returns:
-            The slots that were reset.
-        """
-        started = []
-        for slot in self._slots:
-            if slot.resets_itself:
-                rows = np.flatnonzero(done[slot.start : slot.stop])
-                if rows.size:
-                    self._store_final(slot.start + rows)
-                    self._store_reported_final(slot, rows)
-                slot.info = {}
-            elif done[slot.start]:
-                self.active = slot.number
-                self._store_final(slot.start)
-                timestep, _ = slot.env.reset()
-                self._write_first(slot, timestep)
-                started.append(slot)
-        return started
-
-    def _store_final(self, rows: int | Array) -> None:
-        arrays = self._arrays
-        for key, final in arrays.final_obs.items():
-            final[rows] = arrays.obs[key][rows]
-        arrays.final_time_idxs[rows] = arrays.time_idxs[rows]
-        arrays.rl2s[rows] = 0.0
-        arrays.time_idxs[rows] = 0
-
-    def _store_reported_final(self, slot: EnvSlot, rows: Array) -> None:
-        final = slot.amago_env.final_observation(slot.info, rows)
-        if final is not None:
-            for key, array in final.items():
-                self._arrays.final_obs[key][slot.start + rows] = array
-        elif slot.amago_env.reset_rows is None and not slot.warned:
-            slot.warned = True
-            warnings.warn(
-                f"environment {slot.name!r} resets its rows itself and does not report the final observation of "
-                "an episode, so the first one of the next episode is recorded instead: put it into "
-                "info['final_obs']",
-                stacklevel=2,
-            )
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method `name` of every environment, or reads the attribute; one result per environment.
 
         Raises:

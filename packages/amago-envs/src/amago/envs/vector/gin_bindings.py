@@ -14,7 +14,7 @@ import gin
 import gin.config
 
 # Not used in workers, and importing them costs seconds.
-_NOT_IN_WORKERS = ("amago.nets", "amago.agent", "amago.experiment", "amago.loading", "amago.utils")
+_NOT_IN_WORKERS = ("amago.nets.", "amago.agent.", "amago.experiment.", "amago.loading.", "amago.utils.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,8 @@ def bindings_for_workers() -> list[SentBinding]:
     for (scope, selector), values in gin.config._CONFIG.items():
         if selector not in registry:
             continue
-        configurable = registry[selector].wrapped
-        module = getattr(configurable, "__module__", "")
-        if _is_under(module, _NOT_IN_WORKERS) or _is_network(configurable):
+        module = getattr(registry[selector].wrapped, "__module__", "")
+        if f"{module}.".startswith(_NOT_IN_WORKERS):
             continue
         prefix = f"{scope}/" if scope else ""
         for parameter, value in values.items():
@@ -58,16 +57,6 @@ def bindings_for_workers() -> list[SentBinding]:
             else:
                 sent.append(SentBinding(key=key, module=module, text=None, pickled=_pickled(key, value)))
     return sent
-
-
-def _is_under(module: str, packages: Iterable[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def _is_network(configurable: Any) -> bool:
-    """Whether it is a torch module, without importing torch."""
-    bases = getattr(configurable, "__mro__", ())
-    return any(_is_under(base.__module__, ("torch.nn",)) for base in bases)
 
 
 def _holds_reference(value: Any) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 from amago.envs.registry import did_you_mean
 from amago.envs.vector.async_env import AsyncVectorEnv
 from amago.envs.vector.base import VectorEnv
+from amago.envs.vector.double_buffer import SplitVectorEnv
 from amago.envs.vector.env_group import ExplorationSetup, MakeEnv
-from amago.envs.vector.split import SplitVectorEnv
 from amago.envs.vector.sync import SyncVectorEnv
 
 ENV_TIMEOUT = 600.0  # seconds

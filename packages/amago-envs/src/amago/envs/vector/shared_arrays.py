@@ -35,7 +35,7 @@ class StepArrays:
     """Views of n consecutive rows of the block; names as in `VectorStep`.
 
     `policy_actions` (n, ...) is the input of a step, all others are its results. Rows of `final_obs` and
-    `final_time_idxs` hold the end of the row's last finished episode. `only_reset` marks `VectorStep.reset_rows`.
+    `final_time_idxs` hold the end of the row's last finished episode.
     """
 
     obs: dict[str, Array]
@@ -47,7 +47,6 @@ class StepArrays:
     rewards: Array
     terminated: Array
     truncated: Array
-    only_reset: Array
     policy_actions: Array
 
     def rows(self, start: int, stop: int) -> "StepArrays":
@@ -72,7 +71,6 @@ _PLAIN_FIELDS = (
     "rewards",
     "terminated",
     "truncated",
-    "only_reset",
     "policy_actions",
 )
 
@@ -90,7 +88,6 @@ def layout(
         "rewards": Field(shape=(), dtype="float32"),
         "terminated": Field(shape=(), dtype="bool"),
         "truncated": Field(shape=(), dtype="bool"),
-        "only_reset": Field(shape=(), dtype="bool"),
         "policy_actions": policy_action_field(action_space),
     }
     for key, space in observation_space.spaces.items():

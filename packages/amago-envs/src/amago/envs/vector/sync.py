@@ -64,7 +64,7 @@ class SyncVectorEnv(VectorEnv):
 
     def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
         self._check_ready()
-        self._results = self._group.call(name, *args, **kwargs)
+        self._results = self._group.call(name, args, kwargs)
         self._pending = "call"
 
     def call_wait(self) -> list[Any]:

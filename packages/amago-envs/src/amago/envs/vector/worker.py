@@ -1,7 +1,8 @@
 """The worker process of AsyncVectorEnv: a group of environments that executes commands from a pipe.
 
-The arrays of a step lie in shared memory, so for a step the pipe carries one byte to the worker and, unless there
-are metrics, new names or an error, an empty answer. Torch is never used here: forked processes may not use it.
+A message is the pickled name and arguments of a method of `EnvGroup`; the answer is its pickled result. The arrays
+of a step lie in shared memory, so the message of a step is empty, and so is its answer unless there are metrics,
+new names or an error. Torch is never used here: forked processes may not use it.
 """
 
 import contextlib
@@ -10,8 +11,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,25 +18,19 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from amago.envs.vector.env_group import EnvGroup, ExplorationSetup, MakeEnv
 from amago.envs.vector.gin_bindings import SentBinding, bind_received
 from amago.envs.vector.shared_arrays import Field, StepArrays, carve, required_bytes
-from amago.hindsight import Array
 
-# The first byte of a message is the command, the rest its pickled arguments.
-STEP, RESET, CALL, RENDER, GET_EXPLORATION, SET_EXPLORATION, CLOSE = (
-    b"s",
-    b"r",
-    b"m",
-    b"v",
-    b"g",
-    b"l",
-    b"c",
-)
-PARENT_CHECK_SECONDS = 1.0
-BEING_CLOSED = "being closed"
+STEP = b""
+# What a method of EnvGroup does, for error messages.
+DOING = {
+    "make": "being made",
+    "reset": "being reset",
+    "step": "stepping",
+    "render": "rendering",
+    "close": "being closed",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +71,7 @@ class WorkerFailure:
 
 
 def worker_main(conn: Connection, inherited: Sequence[Connection], setup: WorkerSetup) -> None:
-    """Executes commands until CLOSE, an exception in an environment, or the end of the main process.
+    """Executes commands until "close", an exception in an environment, or the end of the main process.
 
     Args:
         conn: the worker's end of its pipe.
@@ -88,21 +81,20 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
     # Ctrl-C reaches the whole process group; the main process decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked while the process started
     for other in inherited:
         other.close()
     multiprocessing.current_process().daemon = False  # daemons may not start processes, and environments may
     if hasattr(os, "register_at_fork"):
         # With a copy in a child of this process, the pipe would not end with this process.
         os.register_at_fork(after_in_child=conn.close)
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     worker = _Worker(conn)
     try:
         worker.run(setup)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the main process has ended
     except BaseException as error:  # also of an environment that calls sys.exit
+        if worker.doing == "close":
+            traceback.print_exc()  # nobody reads answers any more
         with contextlib.suppress(OSError):
             conn.send_bytes(pickle.dumps(worker.failure(error)))
     finally:
@@ -111,34 +103,27 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
         conn.close()
 
 
-def _exit_with_parent(parent: int) -> None:
-    """Ends this process after the main process was killed, even in the middle of a long step."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(1)
-
-
 class _Worker:
     """The state of a worker process, from which a failure is described."""
 
     def __init__(self, conn: Connection) -> None:
         self.conn = conn
-        self.doing = "being made"
+        self.doing = "make"  # the method of the group that is running
+        self.args: tuple[Any, ...] = ()
         self.group = EnvGroup(0)
-        self.actions: Array = np.empty(0)
 
     def run(self, setup: WorkerSetup) -> None:
         bind_received(setup.gin_bindings)
         self.group.first_index = setup.first_index
         self.group.make(setup.make_envs, setup.exploration)
         self.conn.send_bytes(pickle.dumps(self.group.spec))
-        arrays = self._map(pickle.loads(self.conn.recv_bytes()))
+        shared = pickle.loads(self.conn.recv_bytes())
+        if not isinstance(shared, SharedRows):
+            return  # told to close, because environments of another worker could not be made
+        arrays = self._map(shared)
         self.group.attach(arrays)
-        while (message := self.conn.recv_bytes())[:1] != CLOSE:
-            self.conn.send_bytes(self._answer(arrays, message))
-        self.doing = BEING_CLOSED
-        self.group.close()
-        self.conn.send_bytes(b"")
+        while self.doing != "close":
+            self.conn.send_bytes(self._answer(arrays, self.conn.recv_bytes()))
 
     def _map(self, shared: SharedRows) -> StepArrays:
         descriptor = reduction.recv_handle(self.conn)
@@ -147,34 +132,21 @@ class _Worker:
         return carve(shared.fields, shared.num_rows, block).rows(shared.start, shared.stop)
 
     def _answer(self, arrays: StepArrays, message: bytes) -> bytes:
-        command, group = message[:1], self.group
-        answer: Any = None
-        if command == STEP:
-            self.doing = "stepping"
+        if message == STEP:
             # A copy: environments may keep their action, and the next one arrives in the same memory.
-            self.actions = arrays.policy_actions.copy()
-            answer = group.step(self.actions)
-        elif command == RESET:
-            self.doing = "being reset"
-            answer = group.reset(pickle.loads(message[1:]))
-        elif command == CALL:
-            name, args, kwargs = pickle.loads(message[1:])
-            self.doing = f"its {name!r} was called"
-            answer = group.call(name, *args, **kwargs)
-        elif command == RENDER:
-            self.doing = "rendering"
-            group.render()
-        elif command == GET_EXPLORATION:
-            answer = group.exploration_state()
-        elif command == SET_EXPLORATION:
-            group.load_exploration_state(pickle.loads(message[1:]))
+            self.doing, self.args = "step", (arrays.policy_actions.copy(),)
+        else:
+            self.doing, self.args = pickle.loads(message)
+        answer = getattr(self.group, self.doing)(*self.args)
         return b"" if answer is None else pickle.dumps(answer)
 
     def failure(self, error: BaseException) -> WorkerFailure:
         """Describes the exception and the environment that raised it."""
-        doing = self.doing
-        if doing == "stepping":
-            doing += f" with action {self.group.active_rows(self.actions).tolist()}"
+        doing = DOING.get(self.doing, self.doing)
+        if self.doing == "step":
+            doing += f" with action {self.group.active_rows(*self.args).tolist()}"
+        elif self.doing == "call":
+            doing = f"its {self.args[0]!r} was called"
         return WorkerFailure(
             environment=self.group.active_name,
             doing=doing,

@@ -1,4 +1,6 @@
-"""SplitVectorEnv: two asynchronous vector environments, so that a policy acts for one while the other steps."""
+"""SplitVectorEnv: two asynchronous vector environments for double buffering: a policy acts for one while the other
+steps.
+"""
 
 from collections.abc import Sequence
 from typing import Any
