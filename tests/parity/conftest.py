@@ -6,7 +6,7 @@ own must equal. Sizes and numbers are drawn from the seed that is part of each t
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gin
@@ -26,6 +26,11 @@ class Formulas:
     """Building blocks; `w` maps names of a state dict to float64 tensors, `name` is a prefix within it."""
 
     @staticmethod
+    def named(w: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        """A state under the name that a larger module would give it."""
+        return {f"{prefix}.{name}": value for name, value in w.items()}
+
+    @staticmethod
     def activation(name: str, x: Tensor) -> Tensor:
         if name == "relu":
             return x * (x > 0)
@@ -36,6 +41,10 @@ class Formulas:
         if name == "mish":
             return x * torch.tanh(torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0))
         raise AssertionError(name)
+
+    @staticmethod
+    def symlog(x: Tensor) -> Tensor:
+        return torch.where(x < 0, -torch.log(1 - x.clamp(max=0)), torch.log(1 + x.clamp(min=0)))
 
     @staticmethod
     def norm(method: str | None, w: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -51,8 +60,16 @@ class Formulas:
             return w[f"{name}.norm.scale"] * x / ((x * x).sum(-1, keepdim=True) / width + 1e-5) ** 0.5
         if method == "unitball":
             return x / (length + 1e-5)
+        if method == "unitball-detach":
+            return x / (length.detach() + 1e-5)
         if method == "hypersphere":
             return width**0.5 * x / length
+        if method == "simnorm":
+            parts = []
+            for i in range(0, width, 8):
+                powers = torch.exp(x[..., i : i + 8] - x[..., i : i + 8].max().detach())
+                parts.append(powers / powers.sum(-1, keepdim=True))
+            return torch.cat(parts, -1)
         raise AssertionError(method)
 
     @staticmethod
@@ -64,6 +81,25 @@ class Formulas:
             weight = weight * w[f"{name}.gamma"] / sigma
         y = (x[..., None, :] * weight).sum(-1)
         return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+
+    @classmethod
+    def mlp(cls, w: Mapping[str, Tensor], name: str, x: Tensor, activation: str, norm: str | None) -> Tensor:
+        hidden = cls.linear(w, f"{name}.in_layer", x)
+        x = cls.activation(activation, cls.norm(norm, w, f"{name}.in_norm", hidden))
+        i = 0
+        while f"{name}.layers.{i}.weight" in w:
+            hidden = cls.linear(w, f"{name}.layers.{i}", x)
+            x = cls.activation(activation, cls.norm(norm, w, f"{name}.norms.{i}", hidden))
+            i += 1
+        return cls.linear(w, f"{name}.out_layer", x)
+
+    @classmethod
+    def ff_block(
+        cls, w: Mapping[str, Tensor], name: str, x: Tensor, activation: str, norm: str | None
+    ) -> Tensor:
+        hidden = cls.norm(norm, w, f"{name}.norm1", cls.linear(w, f"{name}.ff1", x))
+        hidden = cls.linear(w, f"{name}.ff2", cls.activation(activation, hidden))
+        return x + cls.activation(activation, cls.norm(norm, w, f"{name}.norm2", hidden))
 
 
 class Draw:
@@ -146,6 +182,21 @@ def same_update() -> Callable[[nn.Module, Tensor, nn.Module, Tensor], None]:
 
 
 @pytest.fixture
+def episodes() -> Callable[[Tensor], Iterator[tuple[int, slice]]]:
+    """The rows and steps of each episode of a rollout, from where it `ended` (rows, steps) bool."""
+
+    def find(ended: Tensor) -> Iterator[tuple[int, slice]]:
+        for row, ends in enumerate(ended.tolist()):
+            start = 0
+            for stop in (*(t + 1 for t, end in enumerate(ends) if end), len(ends)):
+                if stop > start:
+                    yield row, slice(start, stop)
+                start = stop
+
+    return find
+
+
+@pytest.fixture
 def f64() -> type[Formulas]:
     return Formulas
 
@@ -169,6 +220,15 @@ def leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.detach().clone().to(dtype).requires_grad_() if x.is_floating_point() else x
 
 
+@pytest.fixture
+def f64_weights() -> Callable[[nn.Module], dict[str, Tensor]]:
+    return weights_of
+
+
+def assert_forward(actual: Tensor, expected: Tensor, what: str = "output") -> None:
+    torch.testing.assert_close(actual.double(), expected, atol=1e-5, rtol=1e-4, msg=lambda m: f"{what}: {m}")
+
+
 def assert_gradient(actual: Tensor | None, expected: Tensor | None, like: Tensor, what: str) -> None:
     actual, expected = (torch.zeros_like(like) if g is None else g for g in (actual, expected))
     # Sums over many terms lose digits in proportion to the largest gradient, not to their own size.
@@ -176,6 +236,11 @@ def assert_gradient(actual: Tensor | None, expected: Tensor | None, like: Tensor
     torch.testing.assert_close(
         actual.double(), expected.double(), atol=atol, rtol=1e-3, msg=lambda m: f"gradient of {what}: {m}"
     )
+
+
+@pytest.fixture
+def same_forward() -> Callable[..., None]:
+    return assert_forward
 
 
 @pytest.fixture
