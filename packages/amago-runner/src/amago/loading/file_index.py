@@ -92,18 +92,18 @@ class FileIndex:
         known = {(file.name, file.inode): file for file in before}
         files: list[TrajFile] = []
         try:
-            entries = {(entry.name, entry.inode()) for entry in os.scandir(folder)}
+            entries = {(entry.name, entry.inode()): _is_file(entry) for entry in os.scandir(folder)}
         except FileNotFoundError:
             return []
-        if entries == known.keys():
+        if entries.keys() == known.keys():
             return before
-        for name_and_inode in entries:
+        for name_and_inode, is_file in entries.items():
             file = known.get(name_and_inode)
             if file is None:
                 name, inode = name_and_inode
                 if name.startswith(".") or (f"{folder}/{name}", inode) in self._skipped:
                     continue  # still being written, or unusable
-                file = _parse(folder, name, inode, any_name=any_name)
+                file = _parse(folder, name, inode, any_name=any_name) if is_file else None
                 if file is None:
                     reason = "it is not named like a trajectory file, or is not a file"
                     self._quarantine(folder, name, inode, reason)
@@ -128,9 +128,17 @@ class FileIndex:
         warnings.warn(f"{done}: {reason}", AmagoWarning, stacklevel=2)
 
 
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        # Regular files need no system call here, so one that is deleted meanwhile still counts as a file.
+        return entry.is_file()
+    except OSError:  # such as a link to itself
+        return False
+
+
 def _parse(folder: str, name: str, inode: int, *, any_name: bool) -> TrajFile | None:
     """The entry as a trajectory file, or None if it is not one."""
-    if not name.endswith(SUFFIXES) or not os.path.isfile(f"{folder}/{name}"):
+    if not name.endswith(SUFFIXES):
         return None
     try:
         env_name, file_id, unix_time = parse_filename(name)

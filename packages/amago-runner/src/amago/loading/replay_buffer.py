@@ -91,6 +91,7 @@ class DiskTrajDataset(RLDataset):
         self.dset_min_size = dset_min_size
         self.relabeler = relabeler
         self.sample_by = sample_by
+        self.cache_bytes = cache_bytes
         self.fifo_folder = get_path_to_trajs(dset_root, dset_name, fifo=True)
         self.protected_folder = get_path_to_trajs(dset_root, dset_name, fifo=False)
         for folder in (self.fifo_folder, self.protected_folder):
