@@ -203,7 +203,7 @@ def check_package(package: str, work: Path, *, interpreter: Path, versions: str,
     if not needs_torch and "torch" in installed_names(python):
         raise SystemExit(f"amago-{package} is for use without torch, but its environment has one")
     copy_tests(package, work / "outside")
-    selection = ["-m", "not slow and not gpu", "-n", str(jobs)]
+    selection = ["-m", "not slow and not gpu and not source_only", "-n", str(jobs)]
     run([python, "-m", "pytest", "-q", *selection, f"tests/{package}"], cwd=work / "outside")
 
 

@@ -17,6 +17,8 @@ from amago.kernels.attention.api import _cuda_step
 from amago.kernels.attention.options import StepOptions
 from amago.kernels.native import ATTENTION_STEP_CUDA
 
+pytestmark = pytest.mark.source_only
+
 # Starts a kernel on no rows and prints what CUDA objects to: to that, or that there is no GPU.
 START = """
 import importlib.util, sys

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 from tests.kernels import examples, samples, testing
 from tests.kernels.examples import Example
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amago.kernels import Bins
 from amago.kernels.triton_runtime import INTERPRETED
+
+pytestmark = pytest.mark.source_only
 
 # Numbers of a call that Triton's interpreter takes a second for; tests of each operation interpret larger ones.
 LARGEST_TO_INTERPRET = {"attention": 300, "selective_scan": 600, "selective_scan_step": 600}

@@ -7,6 +7,8 @@ from amago import kernels
 from amago.kernels import Bins
 from amago.kernels.triton_runtime import INTERPRETED
 
+pytestmark = pytest.mark.source_only
+
 assert not INTERPRETED, "these tests are for a process without TRITON_INTERPRET"
 
 

@@ -12,6 +12,8 @@ from amago.kernels.triton_runtime import INTERPRETED
 from amago.kernels.two_hot import triton_kernels as two_hot
 from amago.kernels.two_hot.triton_kernels import rows_of_program
 
+pytestmark = pytest.mark.source_only
+
 assert not INTERPRETED, "these tests are for a process without TRITON_INTERPRET"
 MOST_SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of a program on an A100 and on a Hopper
 WIDE_LOAD, WIDE_STORE = "ld.global.v4.b32", "st.global.v4.b32"

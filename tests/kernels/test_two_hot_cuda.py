@@ -15,6 +15,8 @@ from amago import kernels
 from amago.kernels import Bins
 from amago.kernels.native import DTYPES, TWO_HOT_CUDA
 
+pytestmark = pytest.mark.source_only
+
 # Starts a kernel on no rows and prints what CUDA objects to: to that, or that there is no GPU.
 START = """
 import importlib.util, sys

@@ -15,6 +15,8 @@ import pytest
 
 from amago.hindsight import load_trajectory, trajectory_length
 
+pytestmark = pytest.mark.source_only
+
 COMMAND = """
     train TMazeAltPassive --env-arg corridor_length=4 --actors 4 --env-mode async --loader-workers 1
     --traj-encoder ff --memory-size 16 --memory-layers 1 --batch-size 2 --max-seq-len 8 --val-interval 1000

@@ -13,6 +13,8 @@ from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, save_trajector
 from amago.loading import DiskTrajDataset, RLData, RLData_pad_collate, get_path_to_trajs, load_traj_from_disk
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 
 def assert_same(a: RLData, b: RLData) -> None:
     for name in ("rl2s", "rews", "dones", "actions", "time_idxs"):

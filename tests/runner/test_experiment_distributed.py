@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.source_only
+
 SCRIPT = '''
 import dataclasses, json, hashlib, sys, time
 from pathlib import Path

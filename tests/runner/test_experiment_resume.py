@@ -12,6 +12,8 @@ from amago.experiment import Callback, Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import GRUTrajEncoder
 
+pytestmark = pytest.mark.source_only
+
 MakeExperiment = Callable[..., Experiment]
 
 

@@ -15,6 +15,8 @@ from amago.loading import BatchLoader, DiskTrajDataset, RLDataset
 from amago.loading.file_sampler import MAX_SCHEMA_MISMATCHES
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 
 class RunsCode:
     """Unpickling it makes a folder."""

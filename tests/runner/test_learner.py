@@ -17,6 +17,8 @@ from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 MakeLearner = Callable[..., Learner]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.source_only
+
 SCRIPT = """
 import json, sys
 from pathlib import Path

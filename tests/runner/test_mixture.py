@@ -10,6 +10,8 @@ import torch
 
 from amago.loading import DiskTrajDataset, DoNothingDataset, MixtureOfDatasets, RLData, RLDataset
 
+pytestmark = pytest.mark.source_only
+
 
 class Constant(RLDataset):
     """Yields a trajectory whose rewards are all `value`."""

@@ -16,6 +16,8 @@ from amago.hindsight import FrozenTraj, Relabeler, load_trajectory
 from amago.loading import DiskTrajDataset, OfflineDataset
 from amago.loading.offline import episodes_from_arrays, episodes_from_file, episodes_from_minari
 
+pytestmark = pytest.mark.source_only
+
 LENGTHS = [3, 1, 4]
 DISCRETE = gym.spaces.Discrete(3)
 

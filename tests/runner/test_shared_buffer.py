@@ -11,6 +11,8 @@ import pytest
 from amago.hindsight import save_trajectory
 from amago.loading import BatchLoader, DiskTrajDataset
 
+pytestmark = pytest.mark.source_only
+
 PROGRAM = Path(__file__).with_name("replay_processes.py")
 
 
