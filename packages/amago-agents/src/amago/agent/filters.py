@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Typed, since gin ships no types: its decorator alone would turn the filters into `Any` for users' type checkers.
+_configurable: Callable[[Function], Function] = gin.configurable(module="amago.agent")
 
 
 def with_bindings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,13 +34,13 @@ def with_bindings(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(inspect.unwrap(function), **bindings)
 
 
-@gin.configurable(module="amago.agent")
+@_configurable
 def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     """1 where the advantage exceeds `threshold`, else 0 (CRR "binary", Wang et al. 2020, eq. 3)."""
     return (adv > threshold).to(adv.dtype)
 
 
-@gin.configurable(module="amago.agent")
+@_configurable
 def exp_filter(
     adv: Tensor,
     beta: float = 1.0,
@@ -59,7 +63,7 @@ def exp_filter(
     return _clamp(weights, clip_weights_low, clip_weights_high)
 
 
-@gin.configurable(module="amago.agent")
+@_configurable
 def leaky_relu_filter(
     adv: Tensor,
     beta: float = 2.0,
