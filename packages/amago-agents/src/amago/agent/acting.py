@@ -20,7 +20,7 @@ def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
 
     Args:
         dist: policies of all discounts, from the actor.
-        spec: of the action space.
+        spec: spec of the action space.
         sample: draw from the policy; else the most likely choice, the bits with p > 0.5, or the distribution's
             mean.
 
@@ -52,7 +52,7 @@ def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     the weights again, and returns False if the agent can no longer be compiled.
 
     Args:
-        agent: in eval mode.
+        agent: agent in eval mode.
 
     Returns:
         None if the agent must act by its modules: it overrides `get_actions` or `get_state_embedding`, passes

@@ -1,6 +1,6 @@
-"""`BaseAgent`: the interface of agents, with their encoders and hidden states.
+"""`BaseAgent`: the base class of agents, with timestep encoder and trajectory encoder.
 
-Shapes: B batch, L sequence, A width of the action representation, S state width.
+Shapes: B batch, L sequence length, A width of the action representation, S state width.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:
-    """(width of the action representation, whether it is a single discrete choice, whether it is bits)."""
+    """Returns (width of the action representation, is_discrete, is_multibinary)."""
     spec = as_action_spec(action_space)
     return spec.dim, spec.is_discrete, spec.kind == "multibinary"
 
 
 class BaseAgent(nn.Module, ABC):
-    """Encodes sequences of timesteps as states. Subclasses define `get_actions` and the loss, `forward`.
+    """Encodes sequences of timesteps as states. Subclasses define `get_actions` and `forward`, the loss.
 
     Args:
         obs_space: Dict observation space, or anything that `amago.nets.specs.as_spec` accepts.
-        rl2_space: Box of previous reward and action, likewise.
-        action_space: Discrete, MultiDiscrete, MultiBinary or Box, likewise.
-        max_seq_len: longest sequence of the trajectory encoder, in timesteps.
-        tstep_encoder_type: constructed with `obs_space` and `rl2_space`.
-        traj_encoder_type: constructed with `tstep_dim` and `max_seq_len`.
+        rl2_space: Box of previous reward and action, or its spec.
+        action_space: Discrete, MultiDiscrete, MultiBinary or Box, or its spec.
+        max_seq_len: maximum sequence length of the trajectory encoder in timesteps.
+        tstep_encoder_type: timestep encoder class, constructed with `obs_space` and `rl2_space`.
+        traj_encoder_type: trajectory encoder class, constructed with `tstep_dim` and `max_seq_len`.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class BaseAgent(nn.Module, ABC):
         hidden_state: Any = None,
         log_dict: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
-        """States (B, L, S) of timesteps (B, L, ...), and the hidden state after them.
+        """Encodes timesteps (B, L, ...) as states (B, L, S); also returns the new hidden state.
 
         Raises:
-            ValueError: if an encoder's output is not `emb_dim` wide.
+            ValueError: if the output width of an encoder is not its `emb_dim`.
         """
         embedded = self.tstep_encoder(obs=obs, rl2s=rl2s, log_dict=log_dict)
         _require_width(embedded, self.tstep_encoder)
@@ -99,7 +99,7 @@ class BaseAgent(nn.Module, ABC):
         return states, hidden_state
 
     def encode_batch(self, batch: Batch, log_dict: dict[str, Any] | None = None) -> Tensor:
-        """States (B, T+1, S) of a training batch; running statistics skip its padding."""
+        """Encodes a training batch as states (B, T+1, S); running statistics ignore padding."""
         with timestep_mask(batch.timestep_mask):
             states, _ = self.get_state_embedding(
                 batch.obs, rl2s=batch.rl2s, time_idxs=batch.time_idxs, log_dict=log_dict
@@ -108,7 +108,7 @@ class BaseAgent(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, log_step: bool) -> Tensor:
-        """The scalar loss of a batch; with `log_step`, `update_info` holds metrics afterwards."""
+        """Returns the scalar loss of a batch; with `log_step`, writes metrics to `update_info`."""
 
     @abstractmethod
     def get_actions(
@@ -119,18 +119,18 @@ class BaseAgent(nn.Module, ABC):
         hidden_state: Any = None,
         sample: bool = True,
     ) -> tuple[Tensor, Any]:
-        """Actions for the current timestep of every row.
+        """Computes actions for the current timestep of every row.
 
         Args:
-            obs: arrays (B, 1, ...).
+            obs: tensors (B, 1, ...).
             rl2s: (B, 1, 1 + A).
             time_idxs: (B, 1, 1) int64.
             hidden_state: from the previous call, or from `init_hidden_state`.
-            sample: sample from the policy; otherwise take its mode.
+            sample: if True, sample from the policy; if False, return its mode.
 
         Returns:
-            Actions (B, 1, ·) and the new hidden state. Actions are numbers in [-1, 1] (· = A) for Box, the
-            index (· = 1) for Discrete, one index per component for MultiDiscrete, bits for MultiBinary.
+            Actions (B, 1, K) and the new hidden state. Box: K = A floats in [-1, 1]. Discrete: K = 1 index.
+            MultiDiscrete: one index per component. MultiBinary: K = A zeros and ones.
         """
 
     @property
@@ -142,37 +142,37 @@ class BaseAgent(nn.Module, ABC):
         """Copies the online networks into the target networks."""
 
     def soft_sync_targets(self) -> None:
-        """Moves the target networks one step towards the online networks."""
+        """Updates the target networks towards the online networks (Polyak averaging)."""
 
     def get_grad_norms(self) -> dict[str, Tensor]:
-        """Gradient norms of the networks, by metric name."""
+        """Returns the gradient norms of the networks by metric name."""
         return {
             "TrajEncoder Grad Norm": grad_norm(self.traj_encoder.parameters()),
             "TstepEncoder Grad Norm": grad_norm(self.tstep_encoder.parameters()),
         }
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
-        """The trajectory encoder's hidden state at the start of `batch_size` episodes; may be None."""
+        """Returns the trajectory encoder's initial hidden state for `batch_size` rows; may be None."""
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
     def reset_hidden_state(self, hidden_state: Any, dones: Tensor | np.ndarray | Sequence[bool]) -> Any:
-        """Resets the rows whose episode ended; `dones` is one bool per row."""
+        """Resets the hidden state of the rows where `dones` (one bool per row) is True."""
         return self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: the mask of the actor loss (B, T, G, 1); `pad_mask` is True for real transitions."""
+        """Hook: returns the mask of the actor loss (B, T, G, 1); `pad_mask` is False for padding."""
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: the mask of the critic loss (B, T, C, G, 1); `pad_mask` is True for real transitions."""
+        """Hook: returns the mask of the critic loss (B, T, C, G, 1); `pad_mask` is False for padding."""
         return pad_mask
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
-        """Hook: called after weights were loaded, to resume a run (`is_resume`) or to start a new one."""
+        """Hook: called after loading weights, either to resume a run (`is_resume`) or to start a new run."""
 
 
 def _require_width(encoded: Tensor, encoder: TstepEncoder | TrajEncoder) -> None:
-    """Raises ValueError unless the output of an encoder is `emb_dim` wide."""
+    """Raises ValueError unless the output width of `encoder` is its `emb_dim`."""
     if encoded.shape[-1] != encoder.emb_dim:
         name = type(encoder).__name__
         raise ValueError(
@@ -187,7 +187,7 @@ register_agent = _AGENTS.register
 """Class decorator that registers an agent by name; see `Registry.register`."""
 
 get_agent_cls = _AGENTS.get
-"""The class registered by a name; see `Registry.get`."""
+"""Returns the agent class registered by a name; see `Registry.get`."""
 
 list_registered_agents = _AGENTS.names
-"""All names, sorted."""
+"""Returns all registered names, sorted."""

@@ -1,4 +1,4 @@
-"""Metrics of an update, as tensors on the device (no synchronisation)."""
+"""Training metrics, returned as tensors on the device to avoid host synchronization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """L2 norm of the concatenated gradients of `parameters`; 0 without gradients."""
+    """L2 norm of the concatenated gradients of `parameters`; 0 if there are no gradients."""
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
@@ -18,7 +18,7 @@ def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of `x`; NaN if it is empty."""
+    """Minimum and maximum of `x`; NaN if `x` is empty."""
     if x.numel() == 0:
         nan = torch.full((), float("nan"), device=x.device)
         return nan, nan

@@ -14,8 +14,8 @@ class Multigammas:
     """Auxiliary discounts, trained in addition to the one that acts (Fedus et al. 2019).
 
     Args:
-        discrete: for discrete actions, each in [0, 1].
-        continuous: for all other actions.
+        discrete: discounts for discrete actions, each in [0, 1].
+        continuous: discounts for all other actions, each in [0, 1].
 
     Raises:
         ValueError: if a discount lies outside [0, 1].

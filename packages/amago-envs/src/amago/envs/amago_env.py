@@ -192,7 +192,7 @@ class AMAGOEnv(ForwardingWrapper):
         """Starts an episode in every environment.
 
         Args:
-            seed: of the environment; None keeps its random state.
+            seed: seed of the environment; None keeps its random state.
             options: passed on to the environment.
 
         Returns:
@@ -295,7 +295,7 @@ class AMAGOEnv(ForwardingWrapper):
         array of objects or a list, or one batched observation.
 
         Args:
-            info: of the step.
+            info: info dict of the step.
             rows: the K rows that finished.
 
         Returns:
@@ -316,7 +316,7 @@ class AMAGOEnv(ForwardingWrapper):
 
 
 def single_value(name: str, value: Any, dtype: Any) -> Any:
-    """A result of one environment as `dtype`; it may be an array of one number."""
+    """Converts a result of one environment, a scalar or one-element array, to `dtype`."""
     return _row_values(name, value, dtype, 1)[0]
 
 

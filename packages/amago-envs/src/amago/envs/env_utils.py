@@ -88,7 +88,7 @@ class AlreadyVectorizedEnv(_VectorAdapter):
 
 
 class DummyAsyncVectorEnv(_VectorAdapter):
-    """Steps its environments one after the other in this process: for debugging, and for very fast environments.
+    """Steps its environments sequentially in this process, for debugging and for very fast environments.
 
     Args:
         env_funcs: callables that make one environment each.

@@ -73,7 +73,7 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     """A gymnasium VectorEnv as a `gymnasium.Env` with the spaces of one row.
 
     Args:
-        vector_env: in autoreset mode SAME_STEP.
+        vector_env: vector environment in autoreset mode SAME_STEP.
         batched_envs: the expected number of rows.
 
     Raises:

@@ -60,7 +60,7 @@ def extract_vector_metrics(info: Mapping[str, Any], batched_envs: int) -> list[t
     by_row = dict(extract_batched_metrics(info, batched_envs))
     final_info = info.get("final_info")
     if isinstance(final_info, Mapping):
-        # gymnasium from 1.0 on: one array per key, with a mask beside it
+        # gymnasium from 1.0 on: one array and one mask array per key
         final = extract_batched_metrics(final_info, batched_envs)
     elif final_info is not None:
         # gymnasium 0.29: one info per row, None where no episode ended

@@ -180,7 +180,7 @@ def _make_leaf(key: str, space: Space, batched_envs: int) -> Any:
     if isinstance(space, gym.spaces.MultiBinary):
         return _Leaf(key, gym.spaces.Box(0, 1, space.shape, np.int8), batched_envs, tuple(space.shape))
     if isinstance(space, gym.spaces.Box):
-        # A scalar becomes a vector of one number: networks concatenate along the last axis.
+        # A scalar becomes a one-element vector, because networks concatenate along the last axis.
         box = (
             space
             if space.shape
@@ -197,7 +197,8 @@ def _make_leaf(key: str, space: Space, batched_envs: int) -> Any:
 def space_convert(gym_space: Any) -> Space:
     """A gymnasium space equal to one of the older gym library, or of any library with the same class names.
 
-    A gymnasium space is returned as it is. Only class names and attributes are used, so gym need not be installed.
+    A gymnasium space is returned unchanged. Only class names and attributes are used, so gym need not be
+    installed.
 
     Raises:
         TypeError: for a space of another kind.

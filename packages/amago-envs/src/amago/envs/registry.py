@@ -1,7 +1,6 @@
-"""Registry of classes by name, for encoders, agents and exploration strategies; and suggestions for mistyped
-names.
+"""Registry of classes by name, and "Did you mean" suggestions for unknown names.
 
-amago-nets and amago-envs carry equal copies of this file, so that neither package depends on the other.
+amago-nets and amago-envs contain identical copies of this file, so that neither package depends on the other.
 """
 
 import difflib
@@ -13,16 +12,16 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def did_you_mean(name: Any, options: Iterable[str]) -> str:
-    """A suggestion to append to an error message: " Did you mean 'x'?", or "" if no option is similar."""
+    """Returns " Did you mean 'x'?" with the most similar option, or "" if no option is similar."""
     similar = difflib.get_close_matches(str(name), list(options), n=1)
     return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 class Registry(Generic[T]):
-    """Maps names to classes. A name can be registered once; looking up an unknown name suggests the nearest.
+    """Maps names to classes. Registering a name twice or looking up an unknown name raises ValueError.
 
     Args:
-        kind: what the registry holds, for error messages, e.g. "trajectory encoder".
+        kind: kind of class in error messages, e.g. "trajectory encoder".
     """
 
     def __init__(self, kind: str) -> None:
@@ -33,8 +32,8 @@ class Registry(Generic[T]):
         """Class decorator that registers the class as `name`.
 
         Raises:
-            ValueError: if another class has the name. The same class may be registered again, as happens when
-                its module is reloaded.
+            ValueError: if another class has the name. The same class may be registered again, for example
+                after a module reload.
         """
 
         def decorate(cls: Class) -> Class:
@@ -53,10 +52,10 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str) -> type[T]:
-        """The class registered as `name`.
+        """Returns the class registered as `name`.
 
         Raises:
-            ValueError: if the name is unknown; suggests the nearest.
+            ValueError: if the name is unknown; the message suggests the most similar name.
         """
         if name in self._classes:
             return self._classes[name]
@@ -66,5 +65,5 @@ class Registry(Generic[T]):
         )
 
     def names(self) -> list[str]:
-        """All registered names, sorted."""
+        """Returns all registered names, sorted."""
         return sorted(self._classes)

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file appears under its name complete, or not at all."""
+"""Atomic file writes: a temporary file is renamed when it is complete."""
 
 import contextlib
 import itertools
@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 UNFINISHED_SUFFIX = ".part"
-# A write takes seconds, so an unfinished file that has not changed for an hour belongs to a dead process.
+# A write takes seconds, so a temporary file that has not changed for an hour belongs to a dead process.
 ABANDONED_SECONDS = 3600.0
 _numbers = itertools.count()
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator[BinaryIO]:
-    """Yields a new binary file that replaces `path` when the block ends.
+    """Yields a new binary file that atomically replaces `path` when the block ends.
 
-    The data goes to a hidden sibling first and is then renamed, so readers and a killed process never leave or see
-    a partial file. If the block raises, the sibling is removed and `path` stays as it was.
+    The data is written to a hidden temporary file in the same directory, which is then renamed. Readers
+    therefore never see a partial file, even after a kill. If the block raises, the temporary file is deleted
+    and `path` is unchanged.
 
     Args:
-        path: the file to create or replace, in an existing folder.
-        fsync: flush the file to disk before the rename, so that it also survives a power failure.
+        path: the file to create or replace; its directory must exist.
+        fsync: flush the file to disk before the rename, so that it survives a power failure.
 
     Raises:
         OSError: if the file cannot be written.
@@ -32,7 +33,7 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
     path = os.fspath(path)
     folder, name = os.path.split(path)
     unique = f"{os.getpid()}-{threading.get_ident()}-{next(_numbers)}"
-    # The leading dot and the suffix keep the unfinished file out of directory listings of finished ones.
+    # The leading dot and the suffix exclude the temporary file from listings of trajectory files.
     unfinished = os.path.join(folder, f".{name}.{unique}{UNFINISHED_SUFFIX}")
     try:
         with open(unfinished, "xb") as file:
@@ -48,9 +49,9 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
 
 
 def remove_unfinished(folder: Path) -> int:
-    """Removes the unfinished files that killed processes left in `folder`; returns their number.
+    """Deletes temporary files that killed processes left in `folder`; returns the number of deleted files.
 
-    Only files that have not changed for an hour are removed, because another process may still be writing.
+    Files modified within the last hour are kept, because another process may still be writing them.
     """
     removed = 0
     with os.scandir(folder) as entries:

@@ -70,9 +70,9 @@ class ArrayHeader(NamedTuple):
     """Shape, dtype and position of an array in a trajectory file.
 
     Attributes:
-        shape: of the whole array.
-        dtype: in the file.
-        offset: of the first row, in the file or in the decompressed .npy member.
+        shape: shape of the whole array.
+        dtype: dtype in the file.
+        offset: offset of the first row in the file or in the decompressed .npy member.
         is_compressed: whether the rows have to be decompressed.
         crc: CRC-32 of the .npy header and the rows; None in a .traj.
         header_crc: CRC-32 of the .npy header alone.

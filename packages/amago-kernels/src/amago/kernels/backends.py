@@ -152,7 +152,7 @@ def order(operation: str, device: torch.device) -> tuple[Backend, ...]:
 
     Args:
         operation: a key of `ORDERS`.
-        device: of the call's tensors.
+        device: device of the call's tensors.
     """
     by_device = ORDERS[operation]
     return by_device.get(device.type, by_device["cpu"])
@@ -170,8 +170,8 @@ def choose(
     Args:
         operation: a registered operation.
         backend: the requested backend; None or "auto" for the first of `ORDERS` that supports the call.
-        device: of the call's tensors.
-        arguments: of the call, as its implementations take them.
+        device: device of the call's tensors.
+        arguments: arguments of the call, as passed to the implementations.
         order_of: key of `ORDERS`; the operation's name by default.
 
     Raises:

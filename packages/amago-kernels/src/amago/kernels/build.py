@@ -162,7 +162,7 @@ def build(extension: Extension) -> Path:
 
 
 def _compile(extension: Extension, target: Path) -> None:
-    """Compiles into a temporary file beside `target`, then moves it there in one step.
+    """Compiles to a temporary file in the directory of `target`, then renames it atomically.
 
     Raises:
         BuildError: if the compiler fails or takes too long.

@@ -28,7 +28,7 @@ class Extension:
     """A native module.
 
     Args:
-        name: of the module that the sources define.
+        name: name of the module that the sources define.
         sources: C++ or CUDA files, compiled together.
         cuda: whether nvcc compiles it, for the GPU of this machine.
     """
@@ -66,7 +66,7 @@ class Extension:
         """Returns the module, built first if needed.
 
         Raises:
-            BuildError: if it cannot be built or loaded. It is not tried again in this process.
+            BuildError: if it cannot be built or loaded. It is not retried in this process.
         """
         with self._lock:
             if "module" not in self._loaded:

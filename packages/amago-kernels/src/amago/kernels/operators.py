@@ -37,7 +37,7 @@ class Operator:
     more than a small step.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         function: takes the tensors, then an `options` instance if there are options.
         arguments: schema of the tensors, such as "Tensor x, Tensor? mask, Tensor(a!) out" ("!" marks one that the
             function writes to); further arguments may follow if there are no options.

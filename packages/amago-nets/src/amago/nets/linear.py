@@ -29,7 +29,7 @@ def leaky_slope(activation: nn.Module) -> float | None:
 
 
 def activated(layer: nn.Module, norm: nn.Module | None, activation: nn.Module, x: Tensor) -> Tensor:
-    """activation(norm(layer(x))), in one fused operation where there is no norm."""
+    """activation(norm(layer(x))), fused into one operation if there is no norm."""
     no_norm = norm is None or (isinstance(norm, Normalization) and isinstance(norm.norm, nn.Identity))
     slope = leaky_slope(activation)
     if no_norm and slope is not None and isinstance(layer, Linear):

@@ -25,7 +25,7 @@ class ActionSpec:
         sizes: (n,) choices for discrete; the number of choices of each component for multidiscrete; (bits,)
             for multibinary; the shape for box.
         low: lower bound of a box in the environment's units; None for [-1, 1].
-        high: upper bound, likewise.
+        high: upper bound of a box in the environment's units; None for [-1, 1].
     """
 
     kind: ActionKind
@@ -58,7 +58,7 @@ class ArraySpec:
         shape: its shape without batch and time.
         dtype: the name of its dtype.
         low: lower bound of all elements; None if unknown or infinite.
-        high: upper bound, likewise.
+        high: upper bound of all elements; None if unknown or infinite.
 
     Raises:
         ValueError: if `high` is below `low`.

@@ -48,7 +48,7 @@ def convert(
     Args:
         source: a trajectory file, a folder or buffer of them, a file of arrays, or the folder of a Minari dataset.
         target: the file or folder to create.
-        console: for the progress and the summary.
+        console: console for the progress and the summary.
         to: one of FORMATS; None chooses by the suffix of `target`.
         actions: action space of arrays: "discrete:N", "discrete:N1,N2", "box:LOW:HIGH" or "binary"; None if
             actions are one-hot or in [-1, 1] already.

@@ -27,7 +27,7 @@ class TrainingProgress(Callback):
         epochs: length of the run.
 
     Attributes:
-        wall_seconds: from the start of the first epoch to the end of training.
+        wall_seconds: seconds from the start of the first epoch to the end of training.
     """
 
     def __init__(self, console: Console, epochs: int) -> None:

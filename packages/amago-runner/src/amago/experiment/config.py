@@ -281,7 +281,7 @@ class ExperimentConfig:
         return self.train_timesteps_per_epoch > 0 and self.start_collecting_at_epoch < self.epochs
 
     def env_makers(self, makers: EnvMaker | Sequence[EnvMaker]) -> list[EnvMaker]:
-        """One function per environment: a single function is repeated, a list is returned as it is."""
+        """Returns one function per environment; repeats a single function and returns a list unchanged."""
         return [makers] * self._num_makers if callable(makers) else list(makers)
 
     @property

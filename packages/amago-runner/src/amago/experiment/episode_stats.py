@@ -73,7 +73,7 @@ class RunningEpisodes:
         """Adds a step, and the episodes that it ends to `stats`.
 
         Args:
-            step: of all rows.
+            step: step results of all rows.
             stats: receives finished episodes.
             remaining: (N,) episodes that each row still contributes, decremented; None for no limit.
         """

@@ -541,7 +541,7 @@ class Experiment(ExperimentConfig):
         self.processes.wait()
 
     def close(self) -> None:
-        """Writes unfinished trajectories, stops worker processes and closes the loggers; may be called again."""
+        """Writes unfinished trajectories, stops workers and closes loggers; may be called more than once."""
         self._closing.close()
 
     @property
@@ -700,7 +700,7 @@ class Experiment(ExperimentConfig):
         return saved
 
     def _restore(self, saved: TrainingState) -> None:
-        """Restores a training state; the next epoch is the one after it."""
+        """Restores a training state; training continues with the following epoch."""
         assert self.dataset is not None
         state = saved.state
         load_saved_policy(self.policy, saved.policy, "the training state")

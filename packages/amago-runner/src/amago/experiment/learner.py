@@ -24,7 +24,7 @@ from amago.kernels.memory import keep_freed_memory
 from amago.nets.specs import as_obs_spec
 from amago.utils import amago_warning
 
-# Updates whose flag may still be in transfer before the oldest one is waited for.
+# Maximum number of flags in transfer; above it, the learner waits for the oldest one.
 _UPDATES_IN_FLIGHT = 2
 
 

@@ -32,14 +32,14 @@ class Rollout:
     Args:
         agent: acts; it is in eval mode during a run.
         vector_env: N environments.
-        device: of the agent.
+        device: device of the agent.
         autocast: act in bf16 autocast.
         recorder: receives every step, to write trajectories.
         stats: receives finished episodes; replace the attribute to start new statistics.
 
     Attributes:
         inputs: the input of the agent's next action; None before the first reset.
-        hidden_state: of all N actors.
+        hidden_state: hidden state of all N actors.
         steps_by_env_name: steps so far, up to date after each run.
     """
 
@@ -72,10 +72,10 @@ class Rollout:
         return self.inputs is not None
 
     def reset(self, seed: int | None = None) -> None:
-        """Starts new episodes with an initial hidden state; unfinished ones are written as they are.
+        """Starts new episodes with an initial hidden state; writes unfinished episodes first.
 
         Args:
-            seed: of the environments' random streams; None keeps the streams.
+            seed: seed of the environments' random streams; None keeps the streams.
         """
         self.inputs = None
         if self.recorder is not None:

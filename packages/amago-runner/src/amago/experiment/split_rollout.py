@@ -116,7 +116,7 @@ class SplitRollout:
         second_remaining = limits.rows(slice(middle, self.vector_env.num_envs))
         failure: TrajectoryWriteError | None = None
         with first.acting(), second.acting(), defer_interrupts() as interrupts:
-            begun = False  # whether the first half has begun the next step
+            begun = False  # whether the first half has started the next step
             while not limits.reached():
                 try:
                     if not begun:

@@ -130,7 +130,7 @@ class FileIndex:
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
-        # Regular files need no system call here, so one that is deleted meanwhile still counts as a file.
+        # Regular files need no system call here, so a concurrently deleted file still counts.
         return entry.is_file()
     except OSError:  # such as a link to itself
         return False

@@ -9,18 +9,18 @@ from typing import Any
 
 
 class WandbTracker:
-    """Logs metrics as `{section}/{name}` and axes under their own names.
+    """Logs metrics as `{section}/{name}` and axes by name.
 
-    wandb's environment variables apply; with `WANDB_MODE=offline` neither network nor account is needed.
+    Reads wandb's environment variables; `WANDB_MODE=offline` requires neither a network nor an account.
 
     Args:
-        project: Project. Defaults to the environment variable AMAGO_WANDB_PROJECT.
-        entity: User or team. Defaults to AMAGO_WANDB_ENTITY.
-        group: Group of the run.
-        name: Name of the run.
-        config: Settings to save with the run.
-        log_dir: Folder of wandb's files, created if necessary.
-        run_id: ID of a run to continue; None starts a new run.
+        project: Project name. Defaults to the environment variable AMAGO_WANDB_PROJECT.
+        entity: User or team name. Defaults to the environment variable AMAGO_WANDB_ENTITY.
+        group: Run group.
+        name: Run name.
+        config: Configuration saved with the run.
+        log_dir: Directory of wandb's files, created if missing.
+        run_id: ID of the run to resume; None starts a new run.
 
     Raises:
         ImportError: wandb is not installed.
@@ -56,11 +56,11 @@ class WandbTracker:
 
     @property
     def run_id(self) -> str:
-        """The run's ID, to continue it in a resumed process."""
+        """The run's ID; pass it as `run_id` to resume the run."""
         return str(self._run.id)
 
     def log(self, metrics: Mapping[str, float], *, section: str, axes: Mapping[str, float]) -> None:
-        """Logs metrics and axes in one step."""
+        """Logs metrics and axes as one wandb step."""
         self._run.log({f"{section}/{name}": value for name, value in metrics.items()} | dict(axes))
 
     def close(self) -> None:

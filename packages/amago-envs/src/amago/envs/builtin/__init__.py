@@ -1,1 +1,1 @@
-"""Builtin environments, one suite per file; import a suite's module to use it (third-party packages load then)."""
+"""Builtin environments, one suite per module. Importing a suite's module imports its third-party packages."""

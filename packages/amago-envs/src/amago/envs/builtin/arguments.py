@@ -5,11 +5,11 @@ from typing import SupportsIndex
 
 
 def whole_number(name: str, value: SupportsIndex, least: int, why: str = "") -> int:
-    """`value` as an int of at least `least`.
+    """Converts `value` to an int and checks that it is at least `least`.
 
     Raises:
-        TypeError: if it is not a whole number.
-        ValueError: if it is less than `least`; `why` is added to the message.
+        TypeError: if `value` is not an integer.
+        ValueError: if `value` is less than `least`; the message includes `why`.
     """
     try:
         number = operator.index(value)

@@ -1,8 +1,8 @@
-"""MetaFrozenLake: k attempts to cross a frozen lake that is new in every episode.
+"""MetaFrozenLake: k attempts to cross a frozen lake that is resampled in every episode.
 
-Holes are not observed, so an agent improves over the attempts only by remembering earlier ones: a minimal test of
-in-context adaptation. Positions are plain integers and the lake is a flat list, because one numpy call costs more
-than a whole step.
+Holes are not observed, so the agent must remember earlier attempts to improve: a minimal test of in-context
+adaptation. Positions are Python integers and the lake is a flat list, because one numpy call takes longer
+than a step without numpy.
 """
 
 import math
@@ -43,9 +43,9 @@ def has_path(lake: Lake, size: int) -> bool:
 
 
 def generate_lake(size: int, rng: np.random.Generator) -> Lake:
-    """A solvable lake, flat in row-major order, distributed as gymnasium's `generate_random_map(size)`.
+    """Samples a solvable lake, flat in row-major order, as gymnasium's `generate_random_map(size)` does.
 
-    Each cell is a hole with chance 0.2, except the start and the goal; unsolvable lakes are drawn again.
+    Each cell except start and goal is a hole with probability 0.2; unsolvable lakes are resampled.
     """
     while True:
         lake: Lake = [HOLE if u < HOLE_CHANCE else ICE for u in rng.random(size * size).tolist()]
@@ -56,28 +56,29 @@ def generate_lake(size: int, rng: np.random.Generator) -> Lake:
 
 
 class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
-    """k attempts to cross the same random lake; every reset draws a new one.
+    """k attempts to cross the same random lake; each reset samples a new lake.
 
     Observation, float32 (4,) in [0, 1]: row / size, column / size, 1 on the first step of an attempt,
-    attempt / k_episodes. Actions: 0 stays, 1 to 4 move by +row, -row, +column, -column. The goal gives 1 and
-    ends the attempt. The observation returned at an attempt's end is the start of the next one (its last
-    number still shows the attempt just ended), and `info` reports "Episode {i} Success", i from 0, under the
-    log prefix.
+    attempt / k_episodes. Actions: 0 stays, 1 to 4 move by +row, -row, +column, -column. The goal gives reward
+    1 and ends the attempt. The step that ends an attempt returns the first observation of the next attempt,
+    except that the last entry still counts the ended attempt; `info` reports "Episode {i} Success", i from 0,
+    under the log prefix.
 
     Args:
         size: side of the square lake, at least 2.
         k_episodes: attempts per lake; the episode terminates after the last.
-        hard_mode: half of the lakes swap +row and +column; a quarter of the position readings are off by up
-            to one cell in each coordinate; a third of the moves turn the cell left behind into a hole for
-            that attempt.
-        recover_mode: a hole costs 0.1 and the agent stays where it was; otherwise it ends the attempt with 0.
-        max_episode_steps: steps of one attempt; by default size², doubled in hard mode, divided by 1 -
-            slip_chance.
-        show_k_progress: False shows 0 in place of attempt / k_episodes.
-        slip_chance: chance in [0, 1) that a move becomes "stay".
+        hard_mode: with probability 1/2, a lake swaps +row and +column; with probability 1/4, each coordinate
+            of an observed position is off by up to one cell; with probability 1/3, the cell that a move
+            leaves becomes a hole for the rest of the attempt.
+        recover_mode: if True, a hole gives reward -0.1 and the agent does not move; if False, a hole gives
+            reward 0 and ends the attempt.
+        max_episode_steps: maximum number of steps per attempt; defaults to size², doubled in hard mode,
+            divided by 1 - slip_chance.
+        show_k_progress: if False, the last entry of the observation is 0.
+        slip_chance: probability in [0, 1) that a move becomes "stay".
 
     Raises:
-        ValueError: for a size, count or chance out of its range.
+        ValueError: if a size, count or probability is out of range.
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
@@ -114,7 +115,7 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        """Draws a new lake and starts its first attempt."""
+        """Samples a new lake and starts the first attempt."""
         super().reset(seed=seed)
         rng = self.np_random
         self._lake = generate_lake(self.size, rng)
@@ -124,7 +125,7 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         return self.soft_reset(), {}
 
     def soft_reset(self) -> npt.NDArray[np.float32]:
-        """Puts the agent back at the start of the same lake, refrozen; returns the observation there."""
+        """Starts a new attempt on the original lake; returns its first observation."""
         self._row = self._column = 0
         self._attempt_steps = 0
         # only hard mode changes the lake during an attempt
@@ -132,7 +133,7 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         return self.make_obs(True)
 
     def make_obs(self, reset_signal: bool) -> npt.NDArray[np.float32]:
-        """The observation of the current state; in hard mode each call draws the reading's error anew."""
+        """Returns the current observation; in hard mode each call resamples the position error."""
         row, column, size = self._row, self._column, self.size
         if self.hard_mode and self.np_random.random() < NOISY_READING_CHANCE:
             d_row, d_column = self.np_random.integers(-1, 2, 2).tolist()
@@ -142,9 +143,9 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         return np.array((row / size, column / size, reset_signal, progress), np.float32)
 
     def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One move; see the class for what the observation shows when an attempt ends."""
+        """Executes one action. The class docstring describes the observation at the end of an attempt."""
         if not self._running:
-            raise RuntimeError("MetaFrozenLake.step was called without a lake: call reset() first")
+            raise RuntimeError("MetaFrozenLake.step needs a running episode: call reset() first")
         action = int(action)
         if not 0 <= action < 5:
             raise ValueError(f"action must be 0 (stay) or a move from 1 to 4, got {action}")

@@ -37,7 +37,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
     Args:
         env: a gymnax environment, or a wrapper of gymnax around one.
         num_envs: N.
-        params: of the environment; None takes its defaults.
+        params: parameters of the environment; None uses its defaults.
 
     Raises:
         ImportError: if jax or gymnax is not installed, or gymnax is older than 1.0.

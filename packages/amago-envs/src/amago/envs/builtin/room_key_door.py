@@ -122,7 +122,7 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
         return np.array(values, np.float32)
 
     def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One move, or the move back to the start after a visit has ended."""
+        """Executes one move; returns to the start after a visit ends."""
         if self._rollout_steps is None:
             raise RuntimeError("RoomKeyDoor.step was called outside an episode: call reset() first")
         if not 0 <= action < 5:

@@ -16,15 +16,15 @@ from amago.hindsight import Array, Timestep
 class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
     """Adds noise to the policy's actions in a training environment.
 
-    It wraps the AMAGOEnv inside a vector environment; the executed action is the one that is recorded. Subclasses
+    It wraps an AMAGOEnv inside a vector environment. Noisy actions are executed and recorded. Subclasses
     override `add_exploration_noise` and draw random numbers from `self.rng`.
 
     Args:
         amago_env: the AMAGOEnv, with E = `batched_envs` environments.
 
     Attributes:
-        global_step: steps of this actor so far, over all episodes.
-        rng: the wrapper's own random generator.
+        global_step: number of steps taken over all episodes.
+        rng: random generator of the noise.
 
     Raises:
         TypeError: if `amago_env` is not an AMAGOEnv or a wrapper of one.
@@ -36,7 +36,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
             self.batched_envs = int(find_attribute(amago_env, "batched_envs"))
         except AttributeError:
             raise TypeError(
-                f"amago_env is a {type(amago_env).__name__}; exploration wraps an AMAGOEnv: "
+                f"amago_env must be an AMAGOEnv, got {type(amago_env).__name__}: use "
                 f"{type(self).__name__}(AMAGOEnv(env))"
             ) from None
         self.global_step = 0
@@ -45,15 +45,15 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         self._local_step: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)  # (E,)
 
     def seed_exploration(self, generator: np.random.Generator) -> None:
-        """Draws all further random numbers from `generator`."""
+        """Sets the random generator of the noise."""
         self.rng = generator
         self._seeded = True
 
     def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
-        """The action to execute.
+        """Returns the action to execute.
 
         Args:
-            action: policy actions with the leading axis E; must not be changed in place.
+            action: policy actions with leading dimension E; must not be modified in place.
             local_step: (E,) int64, steps since the start of each episode.
 
         Returns:
@@ -62,7 +62,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         raise NotImplementedError(f"{type(self).__name__} must define add_exploration_noise")
 
     def action(self, a: Any) -> Array:
-        """The action that will be executed for the policy's action `a`."""
+        """Returns the noisy action for the policy's action `a`."""
         array = np.asarray(a)
         if array.ndim == 0:
             array = array.reshape(1)
@@ -71,7 +71,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Timestep, dict[str, Any]]:
-        """Resets the environment; a seed also seeds the noise, unless `seed_exploration` has done so."""
+        """Resets the environment; `seed` also seeds the noise unless `seed_exploration` was called."""
         if seed is not None and not self._seeded:
             self.rng = stream(seed, "exploration")
         timestep, info = self.env.reset(seed=seed, options=options)
@@ -80,10 +80,10 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         return timestep, info
 
     def step(self, action: Any) -> Any:
-        """Executes the noisy action; the timestep's `prev_action` shows it."""
+        """Executes the noisy action, which becomes the timestep's `prev_action`."""
         result: Any = self.env.step(self.action(action))
         if self.batched_envs == 1:
-            # The caller resets single environments.
+            # Single environments are reset by the caller.
             self.count_step()
             return result
         self.global_step += 1
@@ -95,24 +95,25 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
 
     @classmethod
     def batched_actions(cls, wrappers: Sequence["ExplorationWrapper"], actions: Array) -> Array:
-        """`action` of n wrappers of this class, all around single environments, each for its row of `actions`.
+        """Calls `action` of n wrappers around single environments, wrapper i with row i of `actions`.
 
-        Subclasses may override it with a faster version that draws from the same generators in the same order.
+        Subclasses may override it with a vectorized version that draws from the same generators in the same
+        order.
         """
         return np.concatenate(
             [wrapper.action(actions[row : row + 1]) for row, wrapper in enumerate(wrappers)]
         )
 
     def count_step(self) -> None:
-        """Counts a step of a single environment that was taken without calling `step`."""
+        """Counts a step of a single environment that bypassed `step`."""
         self.global_step += 1
         self._local_step = self._local_step + 1
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
-        """Called when the episodes of `rows` begin: after a reset, or when a batched environment resets itself."""
+        """Hook for the rows that start an episode, after a reset or an autoreset of a batched env."""
 
     def exploration_state(self) -> dict[str, Any]:
-        """The state that a resumed run needs to continue with the same noise, JSON-able."""
+        """JSON-serializable state, with which a resumed run continues the same noise."""
         return {
             "global_step": self.global_step,
             "local_step": self._local_step.tolist(),
@@ -128,7 +129,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
             raise ValueError(f"the exploration state lacks {error}; it holds {sorted(state)}") from None
         if len(local_step) != self.batched_envs:
             raise ValueError(
-                f"the state is of {len(local_step)} environments, but this wrapper has {self.batched_envs}"
+                f"the state has {len(local_step)} environments, but this wrapper has {self.batched_envs}"
             )
         bit_generator = getattr(np.random, str(rng_state["bit_generator"]))()
         bit_generator.state = rng_state
@@ -139,12 +140,12 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
 
     @property
     def return_history(self) -> Any:
-        """`return_history` of the wrapped environment, for wrappers inside that have one (SequenceWrapper)."""
+        """`return_history` of the wrapped environment; exists only with a SequenceWrapper."""
         return find_attribute(self.env, "return_history")
 
     @property
     def success_history(self) -> Any:
-        """`success_history` of the wrapped environment, for wrappers inside that have one (SequenceWrapper)."""
+        """`success_history` of the wrapped environment; exists only with a SequenceWrapper."""
         return find_attribute(self.env, "success_history")
 
 
@@ -161,12 +162,12 @@ exploration_registry: Registry[ExplorationWrapper] = Registry("exploration strat
 
 
 def register_exploration(name: str) -> Callable[[_Wrapper], _Wrapper]:
-    """Class decorator that registers an exploration wrapper as `name`; raises ValueError if the name is taken."""
+    """Class decorator that registers an exploration wrapper; raises ValueError if the name is registered."""
     return exploration_registry.register(name)
 
 
 def get_exploration_cls(name: str) -> type[ExplorationWrapper]:
-    """The exploration wrapper registered as `name`; raises ValueError that suggests the nearest name."""
+    """Returns the exploration wrapper registered as `name`; raises ValueError if the name is unknown."""
     return exploration_registry.get(name)
 
 

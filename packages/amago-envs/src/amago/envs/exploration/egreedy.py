@@ -124,7 +124,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         return noisy
 
     def _single_epsilon(self) -> float:
-        """`current_eps` of one environment, in Python floats: ten times as fast as arrays of one number."""
+        """`current_eps` of one environment in Python floats, ten times as fast as one-element arrays."""
         start, end = self._ends_of_rollout()
         if start != end:
             start += (end - start) * min(self._local_step.item() / self.rollout_horizon, 1.0)

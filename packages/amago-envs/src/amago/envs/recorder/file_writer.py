@@ -1,4 +1,4 @@
-"""FileWriter: one thread that writes trajectory files from a bounded queue, beside the stepping path."""
+"""FileWriter: a background thread that writes trajectory files from a bounded queue."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ MAX_PENDING_BYTES = 256 * 2**20
 
 
 class TrajectoryWriteError(OSError):
-    """A trajectory could not be written. It is kept in memory and tried again."""
+    """A trajectory could not be written. It is kept in memory and retried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,16 +26,16 @@ class _Pending:
 
 
 class FileWriter:
-    """Writes trajectories in the order in which they are put.
+    """Writes queued trajectories in first-in, first-out order.
 
-    After a failed write the trajectory stays first in the queue; the error is raised by the next call of
-    `raise_failure` or `flush`, and the thread then tries again.
+    After a failed write, the trajectory stays first in the queue. The next call of `raise_failure` or `flush`
+    raises the error, and the thread then retries.
 
     Args:
-        folder: made if it does not exist; unfinished files of writers that have ended are removed from it.
+        folder: directory of the files, created if missing; temporary files of dead writers are removed.
         save_as: "npz", "npz-compressed" or "traj".
-        on_written: called in the thread with the path of each file after it was written. If it raises, that counts
-            as a failed write.
+        on_written: called in the writer thread with the path of each written file. An exception counts as a
+            failed write.
     """
 
     def __init__(self, folder: Path, save_as: str, on_written: Callable[[Path], None] | None) -> None:
@@ -55,7 +55,7 @@ class FileWriter:
         self._thread.start()
 
     def put(self, trajectory: FrozenTraj, name: str, env_name: str) -> None:
-        """Queues a trajectory for the file `name`; waits while the queue is full, unless writing fails."""
+        """Queues a trajectory for the file `name`; blocks while the queue is full, unless a write failed."""
         if self._stopping:
             raise RuntimeError(f"the recorder of {self.folder} is closed: make a new one")
         with self._changed:
@@ -69,12 +69,12 @@ class FileWriter:
 
     @property
     def pending_transitions(self) -> int:
-        """Transitions in the queue, not in a whole file yet."""
+        """Number of transitions in the queue."""
         with self._changed:
             return sum(len(pending.trajectory) for pending in self._pending)
 
     def raise_failure(self) -> None:
-        """Raises TrajectoryWriteError if a write failed since the last call; the thread then tries again."""
+        """Raises TrajectoryWriteError if a write failed since the last call; the thread then retries."""
         if self._failure is None:
             return
         with self._changed:
@@ -83,21 +83,21 @@ class FileWriter:
             self._changed.notify_all()
         raise TrajectoryWriteError(
             f"trajectories cannot be written to {self.folder} ({type(failure).__name__}: {failure}); "
-            f"{kept} are kept in memory and will be tried again: free disk space or restore the folder"
+            f"{kept} are kept in memory and will be retried: free disk space or restore the folder"
         ) from failure
 
     def flush(self) -> None:
-        """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails now."""
+        """Waits until the queue is on disk; raises TrajectoryWriteError if a write fails."""
         if os.getpid() != self._owner or self._stopping:
             return  # a forked process has a copy of the queue, but not the thread
         with self._changed:
-            self._failure = None  # an earlier failure may be over by now
+            self._failure = None  # retry: the cause of an earlier failure may be gone
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._failure is not None or not self._pending)
         self.raise_failure()
 
     def stop(self) -> None:
-        """Writes the queue and ends the thread; warns of trajectories that a last attempt could not write."""
+        """Writes the queue and stops the thread; warns if the last retry fails and trajectories are lost."""
         if os.getpid() != self._owner or self._stopping:
             return
         with self._changed:
@@ -113,7 +113,7 @@ class FileWriter:
             )
 
     def _run(self) -> None:
-        """The thread: writes the queue in order; pauses after a failure until it is raised."""
+        """Thread function: writes the queue in order; pauses after a failure until the failure is raised."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or (self._pending and self._failure is None))

@@ -20,12 +20,12 @@ from amago.envs.recorder.file_writer import FileWriter
 from amago.envs.vector.base import PolicyInput, VectorStep
 from amago.hindsight import SAVE_FORMATS, Array, FrozenTraj, trajectory_filename
 
-NEVER = 2**62  # transitions; sums with it stay within int64
+NEVER = 2**62  # transitions; sums with it do not overflow int64
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLength:
-    """The transitions per file, uniform over the integers in [low, high] for every segment of an episode."""
+    """Number of transitions per file, sampled uniformly from the integers in [low, high] for each segment."""
 
     low: int
     high: int
@@ -33,23 +33,24 @@ class SegmentLength:
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
             raise ValueError(
-                f"a trajectory file has at least 1 transition and low <= high, got [{self.low}, {self.high}]"
+                f"transitions per file must satisfy 1 <= low <= high, got low={self.low}, high={self.high}"
             )
 
     @classmethod
     def around(cls, save_len: int | float, max_seq_len: int, stagger: bool) -> "SegmentLength":
-        """The lengths for `traj_save_len`.
+        """Returns the length distribution for the setting `traj_save_len`.
 
-        With `stagger` they are uniform over `save_len` ± `max_seq_len`, so that training windows do not always
-        begin at the same timesteps of an episode; a `save_len` equal to `max_seq_len` is never varied.
+        With `stagger`, lengths are uniform over `save_len` ± `max_seq_len`, so that training sequences do not
+        always start at the same timesteps of an episode. A `save_len` equal to `max_seq_len` is not
+        staggered.
 
         Args:
-            save_len: transitions, a whole number or infinity; floats such as 1e10 are accepted.
-            max_seq_len: transitions in a training sequence.
-            stagger: whether lengths vary.
+            save_len: number of transitions, an integer or infinity; floats such as 1e10 are accepted.
+            max_seq_len: length of a training sequence in transitions.
+            stagger: whether to randomize lengths.
 
         Raises:
-            ValueError: if `save_len` is not a whole number or less than `max_seq_len`.
+            ValueError: if `save_len` is not an integer or is less than `max_seq_len`.
         """
         if max_seq_len < 1:
             raise ValueError(f"max_seq_len must be at least 1, got {max_seq_len}")
@@ -59,8 +60,7 @@ class SegmentLength:
             raise ValueError(f"save_len (traj_save_len) must be a whole number of steps, got {save_len}")
         if save_len < max_seq_len:
             raise ValueError(
-                f"save_len (traj_save_len) must be at least max_seq_len, {max_seq_len}, or no file would fill a "
-                f"training sequence; got {save_len}"
+                f"save_len (traj_save_len) must be at least max_seq_len={max_seq_len}, got {save_len}"
             )
         length = min(int(save_len), NEVER)
         margin = max_seq_len if stagger and length > max_seq_len else 0
@@ -72,41 +72,43 @@ class SegmentLength:
         return self.low < self.high
 
     def sample(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-        """The lengths of `count` new segments; draws no random numbers if `low` equals `high`."""
+        """Samples the lengths of `count` new segments; draws no random numbers if `low` equals `high`."""
         if not self.varies:
             return np.full(count, self.low, np.int64)
-        # Twice as fast as rng.integers, at every end of an episode; there are far fewer lengths than floats.
+        # Twice as fast as rng.integers. The bias is negligible: there are far fewer lengths than floats.
         return self.low + (rng.random(count) * (self.high - self.low + 1)).astype(np.int64)
 
 
 class TrajectoryRecorder:
-    """Receives every step of a vector environment; every transition ends up in exactly one file.
+    """Records the steps of a vector environment; every transition is written to exactly one file.
 
-    A segment of an episode is written when the episode ends, when it reaches its length, or by `cut`; the next
-    segment of the same episode begins with the last timestep of the one before, its rl2 and time index kept. Files
-    are written by a thread. A failed write raises `TrajectoryWriteError` from `add` or `flush`; the segment is
-    kept and written again later, and the step that was being added is recorded all the same.
+    Episodes are split into segments, one file each. A segment is written when the episode ends, when it
+    reaches its sampled length, or by `cut`. The next segment of the episode starts with the last timestep of
+    the previous one, including its rl2 and time index. A background thread writes the files. A failed write
+    raises `TrajectoryWriteError` from `add` or `flush`; the segment is kept and retried, and the step passed
+    to `add` is still recorded.
 
-    A file is acknowledged by `on_written` and `saved_files` once it is on disk. A killed process loses at most
-    `unsaved_frames`; one that ends in any other way writes its unfinished segments first.
+    `on_written` and `saved_files` acknowledge a file once it is on disk. A killed process loses at most
+    `unsaved_frames` transitions; a process that exits in any other way first writes its unfinished segments.
 
     Args:
-        num_envs: N, rows of the vector environment.
-        save_to: folder of the files, made if it does not exist; None only counts frames.
+        num_envs: number of rows N of the vector environment.
+        save_to: directory of the files, created if missing; None only counts frames.
         save_as: "npz", "npz-compressed" or "traj".
-        save_len: transitions after which a segment is written; a whole number (1e10 will do) or infinity.
-        max_seq_len: transitions of a training sequence; `save_len` may not be less.
-        stagger: vary each segment's length within save_len ± max_seq_len.
-        rng: for those lengths.
-        writer_id: three hex digits that distinguish writers of one folder in file names; None draws them from the
-            operating system.
-        first_number: of the writer's files, from 0 to 2^20 - 1. Writers whose ids may collide need random first
-            numbers too, or files of the same second could get the same name.
-        on_written: called in the writing thread with the path of each complete file. If it raises, that counts as
-            a failed write, and the file is written again.
+        save_len: length of a segment in transitions, an integer (1e10 is accepted) or infinity.
+        max_seq_len: length of a training sequence in transitions, at most `save_len`.
+        stagger: randomize each segment's length within save_len ± max_seq_len.
+        rng: random generator of the segment lengths.
+        writer_id: three hex digits in the file names that identify this writer in the directory; None draws
+            them from the operating system.
+        first_number: number of the writer's first file, from 0 to 2^20 - 1. If writer ids may collide, choose
+            it at random; otherwise, files written in the same second may get the same name.
+        on_written: called in the writer thread with the path of each complete file. An exception counts as a
+            failed write, and the file is written again.
 
     Raises:
-        ValueError: for an unknown format or a `save_len` that is not a whole number or too small.
+        ValueError: for an unknown format, or a `save_len` that is not an integer or is less than
+            `max_seq_len`.
     """
 
     def __init__(
@@ -139,26 +141,26 @@ class TrajectoryRecorder:
         self._buffer: EpisodeBuffer | None = None
         self._limits = np.zeros(num_envs, np.int64)
         self._steps = 0
-        self._due = 0  # no segment reaches its limit before that step
+        self._due = 0  # first step in which a segment may reach its limit
         self._writer: FileWriter | None = None
         if save_to is not None:
             self._writer = FileWriter(Path(save_to), save_as, on_written)
-            # A program that ends without closing still writes unfinished segments and the queue.
+            # Writes unfinished segments and the queue if the program exits without `close`.
             weakref.finalize(self, self._writer.stop)
             self._at_exit = functools.partial(_cut_at_exit, weakref.ref(self), os.getpid())
             atexit.register(self._at_exit)
             weakref.finalize(self, atexit.unregister, self._at_exit)
 
     def begin(self, inputs: PolicyInput, env_names: Sequence[str]) -> None:
-        """Begins new episodes in every row; segments of earlier ones are written first.
+        """Starts a new episode in every row, after queueing the unfinished segments of earlier episodes.
 
         Args:
-            inputs: the result of the vector environment's reset.
-            env_names: N names.
+            inputs: result of the vector environment's `reset`.
+            env_names: environment name of each row.
         """
         if len(env_names) != self.num_envs or len(inputs.time_idxs) != self.num_envs:
             raise ValueError(
-                f"the recorder was made for num_envs={self.num_envs} rows, got {len(inputs.time_idxs)} rows and "
+                f"expected num_envs={self.num_envs} rows and names, got {len(inputs.time_idxs)} rows and "
                 f"{len(env_names)} names"
             )
         if self._writer is None:
@@ -176,14 +178,14 @@ class TrajectoryRecorder:
         """Records one step of all rows.
 
         Raises:
-            RuntimeError: if `begin` was not called before.
-            TrajectoryWriteError: if a file could not be written since the last call.
+            RuntimeError: if `begin` was not called first.
+            TrajectoryWriteError: if a write failed since the last call.
         """
         buffer = self._buffer
         if self._writer is not None:
             if buffer is None:
                 raise RuntimeError(
-                    "add was called before begin: pass the vector environment's reset to begin first"
+                    "add was called before begin: call begin with the vector environment's reset first"
                 )
             buffer.add(step)
         if self._counts.add(step.env_names):
@@ -223,7 +225,7 @@ class TrajectoryRecorder:
         self._writer.put(segment, name, env_name)
 
     def cut(self, rows: Sequence[int] | None = None) -> None:
-        """Queues the unfinished segments of `rows`, or of all, for writing; their episodes continue."""
+        """Queues the unfinished segments of `rows` (default: all rows) for writing; the episodes continue."""
         if self._buffer is not None:
             unfinished = self._buffer.lengths > 0
             if rows is not None:
@@ -231,17 +233,17 @@ class TrajectoryRecorder:
             self._cut_rows(self._buffer, np.flatnonzero(unfinished))
 
     def replace_current(self, row: int, inputs: PolicyInput) -> None:
-        """Replaces the first timestep of a segment that has no transition yet."""
+        """Replaces the first timestep of a row's segment, which must not have any transitions yet."""
         if self._buffer is not None:
             self._buffer.replace_current(row, inputs)
 
     def flush(self) -> None:
-        """Waits until everything queued is on disk; raises TrajectoryWriteError if a write fails."""
+        """Waits until the write queue is on disk; raises TrajectoryWriteError if a write fails."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Flushes and ends the writing thread. Unfinished segments are dropped: call `cut` before."""
+        """Flushes the queue and stops the writer thread. Drops unfinished segments: call `cut` first."""
         if self._writer is not None:
             atexit.unregister(self._at_exit)
             try:
@@ -251,26 +253,26 @@ class TrajectoryRecorder:
 
     @property
     def saved_files(self) -> int:
-        """The number of files that this recorder has written; `on_written` receives their paths."""
+        """Number of files written; `on_written` receives their paths."""
         return 0 if self._writer is None else self._writer.files_written
 
     @property
     def unsaved_frames(self) -> int:
-        """Recorded transitions that are not in a complete file yet: the loss if the process were killed now."""
+        """Number of recorded transitions not yet in a complete file, which a kill would lose."""
         if self._writer is None or self._buffer is None:
             return 0
         return int(self._buffer.lengths.sum()) + self._writer.pending_transitions
 
     @property
     def frames_by_env_name(self) -> dict[str, int]:
-        """Transitions recorded under each environment name."""
+        """Number of transitions recorded per environment name."""
         self._counts.settle()
         return dict(self._counts.totals)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, the number of the next file and the random state, all JSON-able.
+        """JSON-serializable state: counters, number of the next file, and state of the random generator.
 
-        Unfinished segments are not included: `cut` and reset before a checkpoint.
+        Unfinished segments are not included: call `cut` and reset before a checkpoint.
         """
         return {
             "total_frames": self.total_frames,
@@ -292,35 +294,34 @@ class TrajectoryRecorder:
 
 
 def _cut_at_exit(recorder: "weakref.ref[TrajectoryRecorder]", owner: int) -> None:
-    """Queues the unfinished segments of a recorder that nobody closed."""
+    """Queues the unfinished segments of a recorder that was not closed."""
     alive = recorder()
-    # A process forked from the owner holds a copy of the segments, which the owner writes.
+    # A forked process has copies of the segments; only the owner writes them.
     if alive is not None and os.getpid() == owner:
         alive.cut()
 
 
 class SplitRecorder:
-    """The recorders of the two halves of a `SplitVectorEnv`, whose files must differ in their `writer_id`.
+    """The recorders of the two halves of a `SplitVectorEnv`. Their `writer_id`s must differ.
 
-    Steps are added to `halves`; everything else acts on both and has the meaning that it has in
-    `TrajectoryRecorder`.
+    Add steps to the recorders in `halves`. All other methods and properties combine both recorders.
     """
 
     def __init__(self, first: TrajectoryRecorder, second: TrajectoryRecorder) -> None:
         self.halves = (first, second)
 
     def cut(self) -> None:
-        """Queues all unfinished segments for writing."""
+        """Queues the unfinished segments of both recorders for writing."""
         for half in self.halves:
             half.cut()
 
     def flush(self) -> None:
-        """Waits until everything queued is on disk."""
+        """Waits until both write queues are on disk."""
         for half in self.halves:
             half.flush()
 
     def close(self) -> None:
-        """Flushes and ends both writing threads."""
+        """Flushes both write queues and stops both writer threads."""
         try:
             self.halves[0].close()
         finally:
@@ -328,27 +329,27 @@ class SplitRecorder:
 
     @property
     def total_frames(self) -> int:
-        """Transitions recorded so far."""
+        """Number of transitions recorded."""
         return sum(half.total_frames for half in self.halves)
 
     @property
     def frames_by_env_name(self) -> dict[str, int]:
-        """Transitions recorded under each environment name."""
+        """Number of transitions recorded per environment name."""
         first, second = (half.frames_by_env_name for half in self.halves)
         return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
 
     @property
     def saved_files(self) -> int:
-        """The number of files written."""
+        """Number of files written."""
         return sum(half.saved_files for half in self.halves)
 
     @property
     def unsaved_frames(self) -> int:
-        """Recorded transitions that are not in a complete file yet."""
+        """Number of recorded transitions not yet in a complete file."""
         return sum(half.unsaved_frames for half in self.halves)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """States of both recorders."""
         return {"halves": [half.state_dict() for half in self.halves]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ class SequenceWrapper(ForwardingWrapper):
         Rows of a batched environment that finished return the first timestep of their next episode.
 
         Raises:
-            TrajectoryWriteError: if a file could not be written; the step is recorded all the same.
+            TrajectoryWriteError: if a file could not be written; the step is still recorded.
         """
         result: Any = self.env.step(action)
         timestep, reward, terminated, truncated, info = result
@@ -210,7 +210,7 @@ class EnvCreator:
 
     Args:
         make_env: makes an AMAGOEnv.
-        exploration_wrapper_type: wrapped around it, or None.
+        exploration_wrapper_type: exploration wrapper of the environment, or None.
         save_trajs_to: folder of the files; None writes nothing.
         save_every_low, save_every_high: bounds of the files' lengths; both None write whole episodes.
         save_trajs_as: "npz", "npz-compressed" or "traj".

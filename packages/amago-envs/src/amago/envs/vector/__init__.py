@@ -1,14 +1,14 @@
-"""Vector environments: stepped in this process, in worker processes, or by an environment that is a batch itself.
+"""Vector environments: in one process, in worker processes, or a single batched environment.
 
 - `base`: VectorEnv, PolicyInput, VectorStep
-- `make`: make_vector_env, which chooses among the classes
-- `shared_arrays`: the arrays of a step, in ordinary or shared memory
+- `make`: make_vector_env and make_split_vector_env, the factories
+- `shared_arrays`: the arrays of a step, in private or shared memory
 - `env_group`: steps the environments of one process, each in an `env_slot`; `batched_stepper`: the fast path for
   single environments
-- `autoreset`: stores the final observation of an episode and begins the next one
-- `sync`, `async_env`: the two vector environments; `worker`: the main function of the worker processes
-- `double_buffer`: two asynchronous vector environments, of which one steps while the policy acts for the other
-- `gin_bindings`: sends gin's bindings to spawned workers
+- `autoreset`: stores the final observation of an episode and starts the next one
+- `sync`, `async_env`: SyncVectorEnv and AsyncVectorEnv; `worker`: the main function of the worker processes
+- `double_buffer`: two AsyncVectorEnvs; one steps while the policy computes actions for the other
+- `gin_bindings`: sends gin bindings to spawned workers
 """
 
 from amago.envs.vector.async_env import AsyncVectorEnv

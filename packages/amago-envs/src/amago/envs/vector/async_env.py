@@ -41,9 +41,9 @@ class AsyncVectorEnv(VectorEnv):
 
     Args:
         groups: the callables of each worker's environments.
-        exploration: wrapped around each environment.
+        exploration: exploration wrapper of each environment and its random stream.
         context: how processes start; those that inherit nothing receive gin's bindings.
-        seed, rank, role: of the environments' random streams.
+        seed, rank, role: select the environments' random streams.
         first_index: number of the first environment, for its random stream and error messages.
         env_timeout: seconds after which a worker that does not answer is ended with an error; None waits forever.
 
@@ -141,7 +141,7 @@ class AsyncVectorEnv(VectorEnv):
 
     def reset(self, seed: int | None = None) -> PolicyInput:
         if self._pending is not None and not self._closed:
-            # The results of a step or call that was not waited for are discarded.
+            # The results of a pending step or call are discarded.
             self._pending = None
             self._receive_all()
         self._check_ready()

@@ -1,7 +1,7 @@
-"""Autoreset: in the step that ends an episode, its final observation is stored and the next episode begins.
+"""Autoreset: the step that ends an episode stores its final observation and starts the next episode.
 
-An environment of one row is reset here. One of several rows (`batched_envs` > 1) has reset its rows itself and
-reports their final observations in `info`.
+Single environments are reset here. Batched environments (`batched_envs` > 1) reset their own rows and report
+the final observations in `info`.
 """
 
 import warnings
@@ -10,14 +10,14 @@ from amago.envs.vector.env_slot import EnvSlot
 
 
 def autoreset(slot: EnvSlot, rows: list[int]) -> bool:
-    """Stores the final observations of finished rows and begins their next episodes.
+    """Stores the final observations of finished rows and starts their next episodes.
 
     Args:
-        slot: whose arrays hold the results of a step.
-        rows: the rows whose episode ended, counted within the slot.
+        slot: environment slot with the results of a step in its arrays.
+        rows: indices within the slot of the rows whose episode ended.
 
     Returns:
-        Whether the environment was reset here, and may therefore have another name.
+        Whether this call reset the environment, which may have changed its name.
     """
     store_final_observations(slot, rows)
     if slot.resets_itself:
@@ -28,7 +28,7 @@ def autoreset(slot: EnvSlot, rows: list[int]) -> bool:
 
 
 def store_final_observations(slot: EnvSlot, rows: list[int]) -> None:
-    """Copies observations and time indices of `rows` to `final_obs` and `final_time_idxs`; starts time at 0."""
+    """Copies observations and time indices of `rows` to the `final_` arrays; zeros `rl2s` and `time_idxs`."""
     arrays = slot.arrays
     for key, final in arrays.final_obs.items():
         final[rows] = arrays.obs[key][rows]
@@ -38,7 +38,7 @@ def store_final_observations(slot: EnvSlot, rows: list[int]) -> None:
 
 
 def store_reported_final_observations(slot: EnvSlot, rows: list[int]) -> None:
-    """Replaces `final_obs` of `rows` by those that the environment reported in `info`; warns if there are none."""
+    """Replaces `final_obs` of `rows` with the final observations in `info`; warns once if there are none."""
     final = slot.amago_env.final_observation(slot.info, rows)
     if final is not None:
         for key, array in final.items():
@@ -46,8 +46,8 @@ def store_reported_final_observations(slot: EnvSlot, rows: list[int]) -> None:
     elif not slot.warned:
         slot.warned = True
         warnings.warn(
-            f"environment {slot.name!r} resets its rows itself and does not report the final observation of "
-            "an episode, so the first one of the next episode is recorded instead: put it into "
+            f"environment {slot.name!r} autoresets without reporting the final observation of an episode, so "
+            "the first one of the next episode is recorded instead: add the final observation as "
             "info['final_obs']",
             stacklevel=2,
         )

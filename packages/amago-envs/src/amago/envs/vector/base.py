@@ -1,7 +1,7 @@
-"""The interface of vector environments, and the arrays and checks that all of them share.
+"""VectorEnv, the base class of vector environments, and its inputs and results.
 
-Shapes: N = rows (actors), A = width of the action representation, K = rows whose episode ended in a step. An
-environment with `batched_envs` E fills E consecutive rows.
+Shapes: N = environment rows, A = width of the action representation, K = rows whose episode ended in a step.
+An environment with `batched_envs` = E fills E consecutive rows.
 """
 
 from abc import ABC, abstractmethod
@@ -25,10 +25,10 @@ Self = TypeVar("Self", bound="VectorEnv")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PolicyInput:
-    """The inputs of a policy's action. The arrays are reused: they are valid until the next step or reset.
+    """Inputs of the policy. The next step or reset overwrites the arrays.
 
     Args:
-        obs: observation by key, each (N, *shape) in the dtype of its space.
+        obs: observations by key, each (N, *shape) in the dtype of its space.
         rl2s: (N, 1 + A) float32, previous reward and previous action.
         time_idxs: (N,) int64, steps since the start of the row's episode.
     """
@@ -40,19 +40,20 @@ class PolicyInput:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class VectorStep:
-    """One step of all rows. Arrays over N rows are reused: they are valid until the next step or reset.
+    """Results of one step of all rows. The next step or reset overwrites the arrays of N rows.
 
     Args:
         inputs: the policy's next inputs; finished rows hold the first timestep of their next episode.
-        actions: (N, A) float32 in [-1, 1], the representation of the executed actions, exploration noise included.
+        actions: (N, A) float32 in [-1, 1], representation of the executed actions, including exploration
+            noise.
         rewards: (N,) float32.
         terminated: (N,) bool.
         truncated: (N,) bool.
         done_rows: (K,) int64, rows whose episode ended in this step, ascending.
-        final_obs: last observation of those episodes by key, each (K, *shape).
-        final_time_idxs: (K,) int64, the time index of that observation.
+        final_obs: final observations of the done rows by key, each (K, *shape).
+        final_time_idxs: (K,) int64, time indices of the final observations.
         metrics: (row, {name: value}) for every row whose `info` reported metrics in this step.
-        env_names: N names, of the episodes that the transitions belong to.
+        env_names: N names of the environments before any autoreset in this step.
     """
 
     inputs: PolicyInput
@@ -68,26 +69,26 @@ class VectorStep:
 
 
 class EnvWorkerError(RuntimeError):
-    """An environment raised in its worker process, did not answer in time, or the process died.
+    """A worker process raised an exception, timed out or died.
 
-    The vector environment is closed then. The message holds the environment's number and name, the action, and
-    the worker's traceback if there is one.
+    The vector environment is closed before the error is raised. The message contains the environment's index
+    and name, the action, and the worker's traceback if available.
     """
 
 
 class VectorEnv(ABC):
-    """Steps N rows of environments together; a row whose episode ends is reset within the same step.
+    """Base class of vector environments: steps N rows; a row whose episode ends is reset in the same step.
 
     Args:
-        spec: of all environments.
-        arrays: N rows that the environments write into.
-        first_index: number of the first environment, for its random stream.
-        seed, rank, role: of the environments' random streams.
+        spec: spaces, row counts and names of all environments.
+        arrays: step arrays of N rows that the environments write to.
+        first_index: global index of the first environment, which selects its random stream.
+        seed, rank, role: select the environments' random streams.
 
     Attributes:
-        num_envs: N.
-        observation_space, rl2_space, action_space: of one row, as `AMAGOEnv` has them.
-        env_names: the N current names.
+        num_envs: number of rows N.
+        observation_space, rl2_space, action_space: spaces of one row, as in `AMAGOEnv`.
+        env_names: current environment name of each row.
     """
 
     def __init__(
@@ -115,11 +116,11 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> PolicyInput:
-        """Starts a new episode in every row; discards a step or call that was begun and not waited for.
+        """Starts a new episode in every row and discards a pending step or call.
 
         Args:
-            seed: environment i is seeded from the stream of (seed, role, rank, i). None keeps the environments'
-                current streams; the first reset then takes the seed that the vector environment was made with.
+            seed: seeds environment i from the stream (seed, role, rank, i). None keeps the current streams;
+                in the first reset, None uses the seed passed to the constructor.
         """
 
     def step(self, actions: Array) -> VectorStep:
@@ -130,32 +131,32 @@ class VectorEnv(ABC):
                 (MultiBinary) or (N, A) floats in [-1, 1] (Box).
 
         Raises:
-            ValueError, TypeError: if the actions have another shape or kind.
-            EnvWorkerError: if an environment raised in its worker process, or the process died.
+            ValueError, TypeError: if the actions have the wrong shape or dtype.
+            EnvWorkerError: if a worker process raised an exception, timed out or died.
         """
         self.step_async(actions)
         return self.step_wait()
 
     @abstractmethod
     def step_async(self, actions: Array) -> None:
-        """Begins a step; arguments and errors as in `step`. `step_wait` must be called next."""
+        """Starts a step without waiting for it; call `step_wait` next. Arguments and errors as in `step`."""
 
     @abstractmethod
     def step_wait(self) -> VectorStep:
-        """Waits for the step that `step_async` began; raises RuntimeError if there is none."""
+        """Waits for the step started by `step_async`; raises RuntimeError if no step is pending."""
 
     @abstractmethod
     def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Calls a method of every environment, on the outermost wrapper that has it; `call_wait` must be next.
+        """Calls a method of every environment, on the outermost wrapper that has it; call `call_wait` next.
 
         Args:
-            name: of the method. The value of any other attribute is returned as it is.
-            args, kwargs: passed to every environment's method.
+            name: name of a method or attribute. The result of a non-callable attribute is its value.
+            args, kwargs: arguments of the method, the same for every environment.
         """
 
     @abstractmethod
     def call_wait(self) -> list[Any]:
-        """The results of `call_async`, one per environment; raises RuntimeError if there is no call."""
+        """Returns one result of `call_async` per environment; raises RuntimeError if no call is pending."""
 
     @abstractmethod
     def render(self) -> None:
@@ -163,7 +164,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def exploration_state(self) -> list[ExplorationState]:
-        """The state of every environment's exploration, for checkpoints; [] without exploration."""
+        """Returns the exploration state of every environment, for checkpoints; [] without exploration."""
 
     @abstractmethod
     def load_exploration_state(self, states: Sequence[ExplorationState]) -> None:
@@ -171,7 +172,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes every environment and ends every worker process; may be called again."""
+        """Closes every environment and stops every worker process; may be called more than once."""
 
     def __enter__(self: Self) -> Self:
         return self
@@ -179,13 +180,13 @@ class VectorEnv(ABC):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # Helpers of the subclasses
+    # Helpers for subclasses
 
     def _names_by_row(self, names: Sequence[str]) -> list[str]:
         return [name for name, rows in zip(names, self._rows_per_env, strict=True) for _ in range(rows)]
 
     def _seeds(self, seed: int | None) -> list[int | None]:
-        """The seed of every environment for a reset; all None keeps their streams."""
+        """Returns the reset seed of every environment; None keeps its current stream."""
         if seed is None and not self._was_reset:
             seed = self._seed
         self._was_reset = True
@@ -193,7 +194,7 @@ class VectorEnv(ABC):
         return [None if seed is None else stream_seed(seed, self._role, self._rank, i) for i in indices]
 
     def _check_ready(self) -> None:
-        """Raises RuntimeError if the environment is closed or an asynchronous call has not been waited for."""
+        """Raises RuntimeError if the environment is closed or an asynchronous call is pending."""
         if self._closed:
             raise RuntimeError("the vector environment is closed: make a new one")
         if self._pending is not None:
@@ -207,7 +208,7 @@ class VectorEnv(ABC):
         self._pending = None
 
     def _check_actions(self, actions: Array) -> None:
-        """Raises unless `actions` have the right shape and kind and the environments were reset."""
+        """Raises unless the environments were reset and `actions` have the expected shape and dtype."""
         self._check_ready()
         if not self._was_reset:
             raise RuntimeError("step was called before the first reset: call reset() first")
@@ -228,10 +229,10 @@ class VectorEnv(ABC):
             )
 
     def _read_step(self, notes: Sequence[tuple[int, "StepNotes"]]) -> VectorStep:
-        """The step that the environments have just written into the arrays.
+        """Builds the VectorStep from the arrays that the environments have written.
 
         Args:
-            notes: of groups of environments, each with the first row of its group.
+            notes: (first row of the group, notes) of each environment group with notes.
         """
         arrays = self._arrays
         metrics: list[tuple[int, dict[str, float]]] = []
@@ -257,7 +258,7 @@ class VectorEnv(ABC):
         )
 
     def _rename(self, changes: Sequence[tuple[int, Sequence["NameChange"]]]) -> None:
-        # A returned step keeps its list, so names change in a copy.
+        # Copied because earlier VectorSteps reference the current list.
         if any(group_changes for _, group_changes in changes):
             self.env_names = list(self.env_names)
         for first_row, group_changes in changes:
@@ -269,5 +270,5 @@ class VectorEnv(ABC):
         if len(states) != expected:
             raise ValueError(
                 f"states has {len(states)} entries, but {expected} environments have exploration: "
-                "load them into a vector environment of the same size and exploration"
+                "use a vector environment with the same number of environments and the same exploration"
             )

@@ -1,10 +1,10 @@
-"""BatchedStepper: steps single environments one after the other, with all work around them done in batches.
+"""BatchedStepper: steps single environments sequentially and batches the processing of actions and results.
 
-Checking an action, scaling it, drawing noise and filling arrays of one number would cost several times as much as
-the step of an environment that takes a microsecond or two. The results are bit for bit those of the environments'
-own `step`.
+Per-environment action checks, action scaling, noise sampling and writes to one-element arrays would take
+several times as long as a step of one to two microseconds. The results are bit-identical to those of
+`env.step`.
 
-n = environments, K = numbers in a policy action, A = width of the action representation.
+Shapes: n environments, K numbers per policy action, A width of the action representation.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from amago.hindsight import Array
 
 
 def can_be_batched(envs: Sequence[Any]) -> bool:
-    """Whether `BatchedStepper` may step these, each an AMAGOEnv or an exploration wrapper around one.
+    """Whether `BatchedStepper` supports `envs`, a list of AMAGOEnvs or of exploration wrappers around them.
 
-    It may not if they hold several rows, differ in action space or exploration class, or override `step` or
-    `make_action_rep`.
+    It does not support batched environments, different action spaces, different exploration classes, or
+    subclasses that override `step` or `make_action_rep`.
     """
     if len(envs) < 2 or len({type(env) for env in envs}) > 1:
         return False
@@ -49,10 +49,10 @@ class BatchedStepper:
 
     Args:
         envs: AMAGOEnvs or exploration wrappers around them.
-        arrays: their n rows.
+        arrays: the n rows that the environments write to.
 
     Attributes:
-        active: number of the environment that was used last, for error messages.
+        active: index of the last environment used, for error messages.
     """
 
     def __init__(self, envs: Sequence[Any], arrays: StepArrays) -> None:
@@ -62,7 +62,7 @@ class BatchedStepper:
         if isinstance(envs[0], ExplorationWrapper):
             self._explorers = list(envs)
         self._envs: list[AMAGOEnv] = [env.env for env in envs] if self._explorers else list(envs)
-        # Calling the environment itself saves a call if `inner_step` is not overridden.
+        # If `inner_step` is not overridden, a direct call of `env.step` saves one function call.
         self._step_env: list[Callable[[Any], Any]] = [
             env.env.step if type(env).inner_step is AMAGOEnv.inner_step else env.inner_step
             for env in self._envs
@@ -78,13 +78,13 @@ class BatchedStepper:
         self._truncated: list[Any] = [False] * num_envs
 
     def step(self, actions: Array) -> list[tuple[int, dict[str, Any]]]:
-        """Steps every environment, after exploration noise, and fills all arrays except `rl2s`.
+        """Adds exploration noise, steps every environment and fills all arrays except `rl2s`.
 
         Args:
-            actions: (n, K) of the policy.
+            actions: (n, K) policy actions.
 
         Returns:
-            (row, info) where info is not empty.
+            (row, info) of each environment with a non-empty info.
         """
         if self._explorers:
             actions = type(self._explorers[0]).batched_actions(self._explorers, actions)
@@ -106,7 +106,7 @@ class BatchedStepper:
         return infos
 
     def _checked(self, actions: Array) -> Any:
-        """Writes the action representations; returns the actions as the environments receive them."""
+        """Writes the action representations; returns the actions in the environments' format."""
         codec = self._codec
         try:
             checked = codec.check(actions)
@@ -130,7 +130,7 @@ class BatchedStepper:
             try:
                 array[:] = values
             except (ValueError, TypeError):
-                # Some environments return arrays of one number.
+                # Some environments return one-element arrays.
                 for row, value in enumerate(values):
                     self.active = row
                     array[row] = single_value(name, value, array.dtype)

@@ -64,6 +64,6 @@ class SplitVectorEnv:
             half.load_exploration_state(half_states)
 
     def close(self) -> None:
-        """Closes both halves; may be called again."""
+        """Closes both halves; may be called more than once."""
         for half in self.halves:
             half.close()

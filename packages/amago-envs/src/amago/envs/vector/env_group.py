@@ -1,4 +1,4 @@
-"""EnvGroup: steps a few environments one after the other and writes their results into rows of the arrays.
+"""EnvGroup: steps environments sequentially and writes their results to rows of the step arrays.
 
 SyncVectorEnv has one group, AsyncVectorEnv one per worker process; so both return the same numbers.
 """
@@ -28,7 +28,7 @@ NameChange = tuple[int, int, str]  # rows [start, stop) and their new name
 
 @dataclass(slots=True, kw_only=True)
 class StepNotes:
-    """Results of a step that do not fit into arrays; rows are counted within the group.
+    """Results of a step that do not fit into arrays; row indices are relative to the group.
 
     Args:
         metrics: (row, {name: value}) of reported metrics.
@@ -53,7 +53,7 @@ class GroupSpec:
 
 
 def merge_specs(specs: Sequence[GroupSpec], first_index: int) -> GroupSpec:
-    """Several specs, of environments from `first_index` on, as one.
+    """Merges the specs of several groups into one; environment indices start at `first_index`.
 
     Raises:
         ValueError: if observations differ in keys, shapes or dtypes, or the action spaces differ.

@@ -1,4 +1,4 @@
-"""EnvSlot: one environment of a group and its rows of the arrays."""
+"""EnvSlot: one environment of an `EnvGroup` and its rows of the step arrays."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,19 +10,19 @@ from amago.hindsight import Array, Timestep
 
 @dataclass(slots=True, eq=False)
 class EnvSlot:
-    """One environment and the rows of the arrays that it writes into.
+    """One environment and the rows of the step arrays that it writes to.
 
     Args:
-        number: in its group.
+        number: index of the environment in its group.
         amago_env: the environment.
-        env: the exploration wrapper around it, or `amago_env`.
-        start, stop: its rows in the group.
-        name: its current name.
+        env: the exploration wrapper around `amago_env`, or `amago_env` itself.
+        start, stop: range of the environment's rows in the group.
+        name: current name of the environment.
 
     Attributes:
-        arrays: its rows, sliced once because slicing costs as much as a copy.
-        info: of the last step.
-        warned: whether a warning of missing final observations was given.
+        arrays: views of the environment's rows, created once because slicing takes as long as a copy.
+        info: info dict of the last step.
+        warned: whether the warning about missing final observations was issued.
     """
 
     number: int
@@ -37,11 +37,11 @@ class EnvSlot:
 
     @property
     def resets_itself(self) -> bool:
-        """Whether the environment has several rows, which it resets itself."""
+        """Whether the environment is batched and autoresets its rows."""
         return self.stop - self.start > 1
 
     def reset(self, seed: int | None = None) -> None:
-        """Starts an episode in every row."""
+        """Resets the environment, starting an episode in every row."""
         timestep, _ = self.env.reset(seed=seed)
         self._write_observation(timestep)
         self.arrays.time_idxs[...] = 0

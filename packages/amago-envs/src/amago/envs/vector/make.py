@@ -1,4 +1,4 @@
-"""`make_vector_env`: environments stepped together, in this process or in worker processes."""
+"""Factories of vector environments: `make_vector_env` and `make_split_vector_env`."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ from amago.envs.vector.env_group import ExplorationSetup, MakeEnv
 from amago.envs.vector.sync import SyncVectorEnv
 
 ENV_TIMEOUT = 600.0  # seconds
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time per period
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # container CPU limit: quota and period in microseconds
 ENV_MODES = ("sync", "async", "already_vectorized")
 
 
@@ -34,26 +34,26 @@ def make_vector_env(
     envs_per_worker: int | None = None,
     env_timeout: float | None = ENV_TIMEOUT,
 ) -> VectorEnv:
-    """Environments that are stepped together.
+    """Creates a vector environment.
 
     Args:
         make_envs: one callable per environment, each returning an `AMAGOEnv`.
-        env_mode: "sync" steps them in this process; "async" in worker processes over shared memory;
-            "already_vectorized" takes one callable, whose environment has `batched_envs` rows of its own.
-        exploration_wrapper_type: wrapped around each environment; None for evaluation.
-        seed: fixes the streams of environments and exploration; None draws fresh entropy.
-        rank: of the process in a distributed run.
-        role: of the environments' random streams, "env" for training and "eval" for evaluation.
-        mp_context: "fork", "spawn" or "forkserver" (async only); "fork" by default where there is one.
-        envs_per_worker: environments in one process (async only); by default they are divided evenly among one
-            worker per processor core.
-        env_timeout: seconds that a worker may take to make, reset or step its environments (async only); a slower
-            one is ended with an error that names it. None waits forever.
+        env_mode: "sync" steps the environments in this process; "async" steps them in worker processes with
+            shared memory; "already_vectorized" takes one callable whose environment has `batched_envs` rows.
+        exploration_wrapper_type: exploration wrapper of each environment; None for evaluation.
+        seed: seeds the random streams of environments and exploration; None uses fresh entropy.
+        rank: process rank in a distributed run.
+        role: name of the environments' random streams, "env" for training and "eval" for evaluation.
+        mp_context: "fork", "spawn" or "forkserver" (async only); defaults to "fork" where available.
+        envs_per_worker: environments per worker process (async only); by default, environments are split
+            evenly among one worker per CPU core.
+        env_timeout: time limit in seconds for a worker to create, reset or step its environments (async
+            only). A worker that exceeds it is terminated and named in the error. None disables the limit.
 
     Raises:
-        ValueError: for an unknown mode or context, no callables, more than one for "already_vectorized", or a
-            timeout that is not above 0.
-        EnvWorkerError: if an environment cannot be made in its worker.
+        ValueError: for an unknown mode or context, an empty `make_envs`, more than one callable with
+            "already_vectorized", or a timeout below 0.001 seconds.
+        EnvWorkerError: if a worker cannot create its environments.
     """
     make_envs = _checked(make_envs)
     if env_mode not in ENV_MODES:
@@ -61,8 +61,8 @@ def make_vector_env(
         raise ValueError(f"env_mode must be one of {', '.join(ENV_MODES)}, got {env_mode!r}.{hint}")
     if env_mode == "already_vectorized" and len(make_envs) != 1:
         raise ValueError(
-            "env_mode 'already_vectorized' takes one callable, whose environment steps all rows, "
-            f"got {len(make_envs)}"
+            "env_mode 'already_vectorized' takes exactly one callable, for an environment with all rows, "
+            f"got {len(make_envs)} callables"
         )
     exploration = ExplorationSetup(wrapper_type=exploration_wrapper_type, seed=seed, rank=rank)
     if env_mode != "async":
@@ -89,16 +89,16 @@ def make_split_vector_env(
     envs_per_worker: int | None = None,
     env_timeout: float | None = ENV_TIMEOUT,
 ) -> SplitVectorEnv:
-    """Two asynchronous vector environments with half of the environments and of the workers each.
+    """Creates two async vector environments, each with half of the environments and of the workers.
 
-    Arguments and errors as in `make_vector_env`; environments have the same random streams as there.
+    Arguments, errors and random streams are those of `make_vector_env`.
 
     Raises:
         ValueError: if there are fewer than two callables.
     """
     make_envs = _checked(make_envs)
     if len(make_envs) < 2:
-        raise ValueError("make_envs has one callable; double buffering needs two or more environments")
+        raise ValueError("double buffering needs two or more environments, but make_envs has one callable")
     exploration = ExplorationSetup(wrapper_type=exploration_wrapper_type, seed=seed, rank=rank)
     context, timeout = _context(mp_context), _checked_timeout(env_timeout)
     middle, cores = (len(make_envs) + 1) // 2, available_cores()
@@ -133,7 +133,7 @@ def _checked(make_envs: Sequence[MakeEnv]) -> list[MakeEnv]:
         raise ValueError("make_envs is empty: pass one callable per environment")
     for i, make_env in enumerate(make_envs):
         if not callable(make_env):
-            raise TypeError(f"make_envs[{i}] must be a callable that makes an AMAGOEnv, got {make_env!r}")
+            raise TypeError(f"make_envs[{i}] must be a callable that returns an AMAGOEnv, got {make_env!r}")
     return make_envs
 
 
@@ -146,7 +146,7 @@ def _checked_timeout(env_timeout: float | None) -> float | None:
 
 
 def _context(name: str | None) -> BaseContext:
-    """The multiprocessing context `name`; None is "fork" where there is one, because it takes lambdas."""
+    """Returns the multiprocessing context; None selects "fork" where available, which supports lambdas."""
     methods = multiprocessing.get_all_start_methods()
     if name is None:
         name = "fork" if "fork" in methods else methods[0]
@@ -158,7 +158,7 @@ def _context(name: str | None) -> BaseContext:
 def _divide(
     make_envs: Sequence[MakeEnv], envs_per_worker: int | None, max_workers: int
 ) -> list[Sequence[MakeEnv]]:
-    """The callables of each worker, in order; without `envs_per_worker` in nearly equal groups."""
+    """Splits the callables into one group per worker, evenly unless `envs_per_worker` is set."""
     total = len(make_envs)
     if envs_per_worker is None:
         workers = min(total, max_workers)
@@ -170,10 +170,10 @@ def _divide(
 
 
 def available_cores() -> int:
-    """The processor cores that this process may use, at least 1.
+    """Number of CPU cores available to this process, at least 1.
 
-    Respects the affinity mask and a container's quota. torchrun and accelerate set LOCAL_WORLD_SIZE to the number
-    of training processes on this machine, which share its cores.
+    Respects the CPU affinity mask and the container's CPU quota, and divides by LOCAL_WORLD_SIZE, which
+    torchrun and accelerate set to the number of training processes on this machine.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no quota ("max"), or not Linux

@@ -101,7 +101,7 @@ def layout(
 
 
 def policy_action_field(action_space: gym.Space[object]) -> Field:
-    """Shape and dtype of one row of the actions that a policy gives for this space."""
+    """Shape and dtype of one row of policy actions for this space."""
     if isinstance(action_space, gym.spaces.Discrete):
         return Field(shape=(1,), dtype="int64")
     if isinstance(action_space, gym.spaces.MultiDiscrete):

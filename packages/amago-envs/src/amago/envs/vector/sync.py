@@ -1,7 +1,7 @@
-"""SyncVectorEnv: steps its environments in this process, one after the other.
+"""SyncVectorEnv: steps its environments sequentially in the calling process.
 
-The fastest choice for environments that take microseconds, and the easiest to debug: exceptions propagate as they
-are.
+It is the fastest choice for environments whose steps take microseconds, and the easiest to debug: exceptions
+propagate unchanged.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from amago.hindsight import Array
 
 
 class SyncVectorEnv(VectorEnv):
-    """A `VectorEnv` without worker processes; arguments as in `make_vector_env`."""
+    """A `VectorEnv` without worker processes. `make_vector_env` documents the arguments."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""The worker process of AsyncVectorEnv: a group of environments that executes commands from a pipe.
+"""The worker process of AsyncVectorEnv: receives commands from a pipe and executes them on an `EnvGroup`.
 
-A message is the pickled name and arguments of a method of `EnvGroup`; the answer is its pickled result. The arrays
-of a step lie in shared memory, so the message of a step is empty, and so is its answer unless there are metrics,
-new names or an error. Torch is never used here: forked processes may not use it.
+A message is the pickled name and arguments of an `EnvGroup` method; the reply is the pickled result. Step
+arrays are in shared memory, so the message of a step is empty, and its reply is empty unless there are
+metrics, new environment names or an error. The worker does not use torch, which is not fork-safe.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from amago.envs.vector.gin_bindings import SentBinding, bind_received
 from amago.envs.vector.shared_arrays import Field, StepArrays, carve, required_bytes
 
 STEP = b""
-# What a method of EnvGroup does, for error messages.
+# Descriptions of EnvGroup methods for error messages.
 DOING = {
     "make": "being made",
     "reset": "being reset",
@@ -39,9 +39,9 @@ class WorkerSetup:
 
     Args:
         make_envs: one callable per environment of this worker.
-        first_index: number of the first of them among all environments.
-        exploration: wrapped around each of them.
-        gin_bindings: of the main process, if they are not inherited.
+        first_index: global index of this worker's first environment.
+        exploration: exploration wrapper of each environment and its random stream.
+        gin_bindings: gin bindings of the main process, if they are not inherited by fork.
     """
 
     make_envs: Sequence[MakeEnv]
@@ -52,7 +52,7 @@ class WorkerSetup:
 
 @dataclass(slots=True, kw_only=True)
 class SharedRows:
-    """The rows of the shared block that belong to a worker; its file descriptor is sent separately."""
+    """A worker's rows of the shared memory block. The block's file descriptor is sent separately."""
 
     fields: dict[str, Field]
     num_rows: int
@@ -62,7 +62,7 @@ class SharedRows:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerFailure:
-    """The last message of a worker whose environment raised."""
+    """Last message of a worker after an exception."""
 
     environment: str
     doing: str
@@ -71,30 +71,31 @@ class WorkerFailure:
 
 
 def worker_main(conn: Connection, inherited: Sequence[Connection], setup: WorkerSetup) -> None:
-    """Executes commands until "close", an exception in an environment, or the end of the main process.
+    """Executes commands until "close", an exception in an environment, or the exit of the main process.
 
     Args:
         conn: the worker's end of its pipe.
-        inherited: ends of other pipes that a fork copied; closed here, so that each pipe ends with its owner.
-        setup: the environments.
+        inherited: ends of other pipes copied by the fork; closed here, so that each pipe closes with its
+            owner.
+        setup: the worker's environments.
     """
-    # Ctrl-C reaches the whole process group; the main process decides when its workers end.
+    # Ctrl-C signals the whole process group; only the main process stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
-    multiprocessing.current_process().daemon = False  # daemons may not start processes, and environments may
+    multiprocessing.current_process().daemon = False  # lets environments start child processes
     if hasattr(os, "register_at_fork"):
-        # With a copy in a child of this process, the pipe would not end with this process.
+        # A copy of the pipe in a child process would keep the pipe open after this process exits.
         os.register_at_fork(after_in_child=conn.close)
     worker = _Worker(conn)
     try:
         worker.run(setup)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the main process has ended
-    except BaseException as error:  # also of an environment that calls sys.exit
+        pass  # the main process has exited
+    except BaseException as error:  # includes SystemExit raised by an environment
         if worker.doing == "close":
-            traceback.print_exc()  # nobody reads answers any more
+            traceback.print_exc()  # the main process no longer reads replies
         with contextlib.suppress(OSError):
             conn.send_bytes(pickle.dumps(worker.failure(error)))
     finally:
@@ -104,11 +105,11 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
 
 
 class _Worker:
-    """The state of a worker process, from which a failure is described."""
+    """State of a worker process; `failure` describes an exception with it."""
 
     def __init__(self, conn: Connection) -> None:
         self.conn = conn
-        self.doing = "make"  # the method of the group that is running
+        self.doing = "make"  # the EnvGroup method in progress
         self.args: tuple[Any, ...] = ()
         self.group = EnvGroup(0)
 
@@ -119,7 +120,7 @@ class _Worker:
         self.conn.send_bytes(pickle.dumps(self.group.spec))
         shared = pickle.loads(self.conn.recv_bytes())
         if not isinstance(shared, SharedRows):
-            return  # told to close, because environments of another worker could not be made
+            return  # a close command: another worker failed to create its environments
         arrays = self._map(shared)
         self.group.attach(arrays)
         while self.doing != "close":
@@ -133,7 +134,7 @@ class _Worker:
 
     def _answer(self, arrays: StepArrays, message: bytes) -> bytes:
         if message == STEP:
-            # A copy: environments may keep their action, and the next one arrives in the same memory.
+            # Copied because environments may keep a reference, and the next action overwrites this memory.
             self.doing, self.args = "step", (arrays.policy_actions.copy(),)
         else:
             self.doing, self.args = pickle.loads(message)

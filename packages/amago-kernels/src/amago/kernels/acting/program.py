@@ -42,9 +42,9 @@ class StateBuffers:
 
     Args:
         keys: ring caches of all attention layers, (layers, B, W, H, D), updated in place.
-        values: likewise.
+        values: ring caches like `keys`.
         lengths: (B,) int64, steps that each row has taken; a step increments them.
-        states: of recurrent layers, each (B, ...): before the step, and where the new one is written.
+        states: states of recurrent layers, each (B, ...): input buffers and output buffers of the step.
     """
 
     keys: Tensor | None = None

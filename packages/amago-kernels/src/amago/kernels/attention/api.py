@@ -92,7 +92,7 @@ def attention(
         logit_clip: scores are clamped to [-logit_clip, logit_clip].
         lengths: (B,) integers; keys at and beyond them are masked, and outputs there are 0.
         dropout_p: probability in [0, 1) of dropping an attention weight.
-        scale: of the scores; 1 / sqrt(D) by default.
+        scale: factor of the scores; defaults to 1 / sqrt(D).
         backend: "sdpa", "triton" (CUDA), "eager", or None / "auto" for the first that can run the
             call: on CUDA "triton" with a window, biased sinks, a clip or lengths, else "sdpa".
 
@@ -211,7 +211,7 @@ def flex_attention(
         causal: position i attends only to j <= i, whatever `mask_mod` returns.
         lengths: (B,) integers; keys at and beyond them are masked, and outputs there are 0.
         dropout_p: probability in [0, 1) of dropping an attention weight.
-        scale: of the scores before `score_mod`; 1 / sqrt(D) by default.
+        scale: factor of the scores before `score_mod`; defaults to 1 / sqrt(D).
         backend: "flex" (CUDA), "sdpa" (without a score_mod), "eager", or None / "auto" for the first that can
             run the call. `SlidingWindow` and `ClippedSinks` run as the options of `attention` that they equal,
             by any of its backends.

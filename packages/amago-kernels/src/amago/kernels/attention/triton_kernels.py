@@ -302,7 +302,7 @@ class Launch:
 
 
 def strides_of(tensors: Sequence[Tensor]) -> list[int]:
-    """The strides of all tensors, one after the other."""
+    """Concatenated strides of all tensors."""
     return [stride for x in tensors for stride in x.stride()]
 
 

@@ -121,8 +121,8 @@ def backward(
         d(delta_t) = <w_t, A> + u_t d(delta_t u_t),  dA = sum over rows and time of delta_t w_t.
 
     Args:
-        grad_y: of the outputs (L, B, d).
-        grad_last: of the last state (B, n, d).
+        grad_y: gradient of the outputs (L, B, d).
+        grad_last: gradient of the last state (B, n, d).
         u, delta, A, B, C: as in `forward`.
         starts: states before each chunk, as `forward` saved them.
     """
@@ -185,7 +185,7 @@ class Recurrence:
     """The recurrence as a torch operator: opaque to compilers, with its own backward pass.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         forward: like `forward` above.
         backward: like `backward` above.
         device: device type that it runs on; all by default.

@@ -32,7 +32,7 @@ def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Te
     """Evaluates an ensemble on the input [state, discount, action].
 
     Args:
-        net: of input width S + 1 + A.
+        net: network with input width S + 1 + A.
         state: (B, L, S).
         gammas: (G,).
         action: (K, B, L, G, A).
@@ -63,7 +63,7 @@ class NCritics(BaseCriticHead):
         d_hidden: hidden width.
         n_layers: number of hidden layers.
         dropout_p: dropout after each hidden activation.
-        activation: of the hidden layers.
+        activation: activation of the hidden layers.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Ensembles of MLPs on the same input.
 
-On CPU the networks run one after the other on blocks of rows whose activations fit the processor's cache,
+On CPU the networks run sequentially on blocks of rows whose activations fit the processor's cache,
 forward and backward; on other devices all networks run as batched matrix products.
 
 Shapes: C networks, H hidden width; other leading axes are free.
@@ -71,7 +71,7 @@ class EnsembleMLP(nn.Module):
         n_layers: number of hidden layers, at least 1.
         d_out: output width.
         dropout_p: dropout after each hidden activation.
-        activation: of the hidden layers.
+        activation: activation of the hidden layers.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class EnsembleMLP(nn.Module):
         return self._all_at_once(inputs)
 
     def _one_by_one(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Runs the networks one after the other on blocks of rows."""
+        """Runs the networks sequentially on blocks of rows."""
         lead = torch.broadcast_shapes(*(x.shape[:-1] for x in inputs))
         blocks = list(_row_blocks(inputs, lead))
         layers = (self.inp_layer, *self.core_layers, self.output_layer)
@@ -127,7 +127,7 @@ class EnsembleMLP(nn.Module):
         Args:
             inputs: (..., d_i).
             first_weights: columns of the first layer's weight for each input, (H, d_i).
-            bias: of the first layer, (H,).
+            bias: bias of the first layer, (H,).
             layers: weights and biases of the other layers.
         """
         # The bias is added to the input with the fewest rows.

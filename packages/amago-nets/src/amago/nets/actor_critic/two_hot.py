@@ -63,7 +63,7 @@ class NCriticsTwoHot(BaseCriticHead):
         d_hidden: hidden width.
         n_layers: number of hidden layers.
         dropout_p: dropout after each hidden activation.
-        activation: of the hidden layers.
+        activation: activation of the hidden layers.
         min_return: the lowest bin, in returns times the agent's `reward_multiplier`; -100,000 by default.
         max_return: the highest bin; 100,000 by default.
         output_bins: number n of bins.

@@ -1,6 +1,6 @@
 """Convolutional networks for images, and image augmentation.
 
-`base` holds the base class, `plain` the stacks of convolutions, `impala` the residual network, `augment` random
+`base` contains the base class, `plain` the plain CNNs, `impala` the residual CNN, `augment` the random
 shifts.
 """
 

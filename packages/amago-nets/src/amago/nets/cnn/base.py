@@ -16,7 +16,7 @@ def weight_init(m: nn.Module) -> None:
     """Delta-orthogonal initialisation (Xiao et al. 2018), for `module.apply(weight_init)`.
 
     A convolution is zero except for its centre tap, which is orthogonal with the gain of a leaky ReLU;
-    biases are zero. Other modules are left as they are.
+    biases are zero. Other modules are unchanged.
     """
     if not isinstance(m, nn.Conv2d):
         return

@@ -37,7 +37,7 @@ class ActionOutput:
 
     Args:
         width: elements per row.
-        dtype: of the elements.
+        dtype: dtype of the elements.
         noise: draws the noise (B, width) that sampling takes; None if the output is not an action, but the
             parameters of its distribution.
     """
@@ -134,7 +134,7 @@ class CompiledActor:
     state, a step without position embedding) are passed to `agent.get_actions`.
 
     Args:
-        agent: in eval mode, on the CPU.
+        agent: agent in eval mode, on the CPU.
         choose_actions: maps a distribution and `sample` to actions, for distributions that C++ cannot sample from.
         obstacle: returns why the agent cannot be compiled, None if it can.
 
@@ -156,7 +156,7 @@ class CompiledActor:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Compiles the agent anew, with its present modules, weights and settings.
+        """Recompiles the agent with its current modules, weights and settings.
 
         Returns:
             Whether there is a program. If not, `reason` says why, and `get_actions` runs the modules.

@@ -168,7 +168,7 @@ def norm(
 
 
 def is_identity(module: nn.Module) -> bool:
-    """Whether a norm leaves its input as it is."""
+    """Whether a norm is the identity."""
     inner = module.norm if type(module) is normalization.Normalization else module
     return type(inner) is nn.Identity
 

@@ -49,7 +49,7 @@ class Mamba(nn.Module):
         d_state: N.
         d_conv: K.
         expand: I / D.
-        backend: of the scan, see `amago.kernels.selective_scan`.
+        backend: backend of the scan, see `amago.kernels.selective_scan`.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class MambaTrajEncoder(TrajEncoder):
         expand: inner width of a layer in units of `d_model`.
         n_layers: number of layers.
         norm: normalisation before each layer and of the output, see `Normalization`.
-        backend: of the scan, "auto" or one of the backends of `amago.kernels.selective_scan`.
+        backend: backend of the scan, "auto" or one of the backends of `amago.kernels.selective_scan`.
 
     Raises:
         ValueError: for a size below 1 or an unknown backend.

@@ -38,7 +38,7 @@ class TformerTrajEncoder(TrajEncoder):
         dropout_emb: dropout of the embedded input plus its position.
         dropout_attn: dropout of the attention weights.
         dropout_qkv: dropout of queries, keys and values.
-        activation: of the feed-forward networks.
+        activation: activation of the feed-forward networks.
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
         pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
         causal: mask future timesteps; rollouts are always causal.

@@ -21,7 +21,7 @@ class SelfAttention(nn.Module, ABC):
 
     Args:
         causal: whether future positions are masked.
-        dropout: of the attention weights, in training.
+        dropout: dropout probability of the attention weights in training.
     """
 
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
@@ -65,7 +65,7 @@ class VanillaAttention(SelfAttention):
 
     Args:
         causal: whether future positions are masked.
-        dropout: of the attention weights, in training.
+        dropout: dropout probability of the attention weights in training.
     """
 
     def forward(
@@ -89,7 +89,7 @@ class FlashAttention(SelfAttention):
 
     Args:
         causal: whether future positions are masked.
-        dropout: of the attention weights, in training.
+        dropout: dropout probability of the attention weights in training.
         window_size: (left, right) number of positions attended to before and after a position; -1 for no limit.
             Right is ignored with causal attention and in rollouts.
 

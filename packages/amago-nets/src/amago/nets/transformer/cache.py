@@ -19,8 +19,8 @@ class Cache:
     """Keys or values of all layers: `cache[i]` is layer i's (B, W, H, D).
 
     Args:
-        device: of the tensor.
-        dtype: of the tensor.
+        device: device of the tensor.
+        dtype: dtype of the tensor.
         layers: number of layers.
         batch_size: B.
         max_seq_len: W.

@@ -28,8 +28,8 @@ class FlexAttention(SelfAttention):
         score_mod: modifies the scaled product of a query and a key; None for no change.
         mask_mod: whether a query sees a key; None for always. It must be a pure function.
         causal: whether future positions are masked, in addition to `mask_mod`.
-        dropout: of the attention weights, in training. torch's fused kernel does not support it, so that on GPU
-            dropout requires the eager form, which materialises the (L, L) matrix.
+        dropout: dropout probability of the attention weights in training. torch's fused kernel does not
+            support dropout, so that on GPU it requires the eager form, which materialises the (L, L) matrix.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class VanillaFlexAttention(FlexAttention):
 
     Args:
         causal: whether future positions are masked.
-        dropout: of the attention weights, in training.
+        dropout: dropout probability of the attention weights in training.
     """
 
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
@@ -93,7 +93,7 @@ class SlidingWindowFlexAttention(FlexAttention):
 
     Args:
         causal: whether future positions are masked; otherwise the window extends both ways.
-        dropout: of the attention weights, in training.
+        dropout: dropout probability of the attention weights in training.
         window_size: number of previous positions attended to; required.
 
     Raises:
@@ -112,7 +112,7 @@ class ClippedSlidingSinkAttention(FlexAttention):
 
     Args:
         causal: whether future positions are masked.
-        dropout: of the attention weights, in training.
+        dropout: dropout probability of the attention weights in training.
         window_size: number of previous positions attended to; required.
         logit_clip: scores, after scaling and `sink_bias`, are clamped to [-logit_clip, logit_clip]; 0 for no
         limit.

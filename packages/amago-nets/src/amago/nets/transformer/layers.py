@@ -143,7 +143,7 @@ class TransformerLayer(nn.Module):
         d_model: width of the residual stream.
         d_ff: hidden width of the feed-forward network.
         dropout_ff: dropout after the second feed-forward layer.
-        activation: of the feed-forward network.
+        activation: activation of the feed-forward network.
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
         sigma_reparam: SigmaReparam instead of plain linear layers.
         normformer_norms: normalise also after the attention and inside the feed-forward network.

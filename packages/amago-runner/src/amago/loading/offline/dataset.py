@@ -34,7 +34,7 @@ _CONVERTED_TIME = 0
 
 @gin.configurable(module="amago.loading")
 class OfflineDataset(DiskTrajDataset):
-    """A fixed set of episodes. Nothing is added and nothing is deleted.
+    """A fixed set of episodes: no episodes are added or deleted.
 
     The source is converted once into trajectory files in `{store}/buffer/protected`. The folder is an ordinary
     dataset folder: `DiskTrajDataset` can use it too, and add new trajectories.

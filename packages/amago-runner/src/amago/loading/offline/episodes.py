@@ -48,7 +48,7 @@ def episodes_from_arrays(
             `terminations`, and `timeouts` (N,), also called `truncations`. Optionally `next_observations`, as
             `observations`. `observations` may have N + 1 rows if there is one episode. Other names are
             ignored.
-        action_space: of the environment; None if `actions` (N, A) are one-hot or scaled to [-1, 1] already.
+        action_space: the environment's action space; None if `actions` (N, A) are one-hot or in [-1, 1].
         observation_space: converts observations like `AMAGOEnv` does (one-hot for Discrete, flat keys); None keeps
             arrays as they are and joins the keys of mappings with "/".
 
