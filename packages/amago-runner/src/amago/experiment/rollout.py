@@ -65,6 +65,8 @@ class Rollout:
         self._compiled: Any = None
         self._running = RunningEpisodes(vector_env.num_envs)
         self._counts = StepCounts(self.steps_by_env_name)
+        self._viewed: PolicyInput | None = None
+        self._tensors: tuple[dict[str, Tensor], Tensor, Tensor] | None = None
 
     @property
     def started(self) -> bool:
@@ -194,23 +196,39 @@ class Rollout:
 
     def _get_actions(self, sample: bool) -> Tensor:
         """Actions (N, 1, ...) for `inputs`, as sequences of length one; replaces the hidden state."""
-        assert self.inputs is not None
         actor = self.agent if self._compiled is None else self._compiled
-        autocast = torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
+        obs, rl2s, time_idxs = self._input_tensors()
+        if self._device.type != "cpu":
+            obs = {key: value.to(self._device, non_blocking=True) for key, value in obs.items()}
+            rl2s = rl2s.to(self._device, non_blocking=True)
+            time_idxs = time_idxs.to(self._device, non_blocking=True)
         actions: Tensor
-        with torch.inference_mode(), autocast:
+        with torch.inference_mode(), self._precision():
             actions, self.hidden_state = actor.get_actions(
-                obs={key: self._as_sequences(array) for key, array in self.inputs.obs.items()},
-                rl2s=self._as_sequences(self.inputs.rl2s),
-                time_idxs=self._as_sequences(self.inputs.time_idxs[:, None]),
-                hidden_state=self.hidden_state,
-                sample=sample,
+                obs=obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=self.hidden_state, sample=sample
             )
         return actions
 
-    def _as_sequences(self, array: npt.NDArray[Any]) -> Tensor:
-        """(N, ...) as a tensor (N, 1, ...) on the agent's device."""
-        return torch.from_numpy(array).unsqueeze(1).to(self._device, non_blocking=True)
+    def _input_tensors(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Observations, rl2s and time indices (N, 1, ...) on the CPU.
+
+        They are views of the vector environment's arrays, created once because it reuses these in every step.
+        """
+        assert self.inputs is not None
+        if self._tensors is None or self._viewed is not self.inputs:
+            self._viewed = self.inputs
+            self._tensors = (
+                {key: torch.from_numpy(value).unsqueeze(1) for key, value in self.inputs.obs.items()},
+                torch.from_numpy(self.inputs.rl2s).unsqueeze(1),
+                torch.from_numpy(self.inputs.time_idxs).view(-1, 1, 1),
+            )
+        return self._tensors
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        # Entering autocast takes as long as a small layer, so it is avoided where it changes nothing.
+        if not self._autocast and not torch.is_autocast_enabled(self._device.type):
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
 
     def _nonfinite_observation(self) -> str | None:
         """An error message for the first observation that is NaN or infinite, if there is one."""

@@ -5,7 +5,8 @@ appendix A) also changes it within each rollout, from much exploration at the st
 its end.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gin
@@ -71,9 +72,10 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         self.steps_anneal = steps_anneal
         self.randomize_eps = randomize_eps
         self._multiplier: npt.NDArray[np.float64] = np.ones(self.batched_envs)
+        self._add_noise = _noise_for(self.action_space)
         is_box = isinstance(self.action_space, gym.spaces.Box)
-        # (K,), choices of each component of an action; None for a Box
-        self._num_choices = None if is_box else _num_choices(self.action_space)
+        self._sizes: list[int] | None = None if is_box else _num_choices(self.action_space).tolist()
+        self._epsilon_is_own = type(self).current_eps is not BilevelEpsilonGreedy.current_eps
 
     def on_episode_start(self, rows: npt.NDArray[np.int64]) -> None:
         if self.randomize_eps:
@@ -108,44 +110,26 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         if (
             cls.action is not ExplorationWrapper.action
             or cls.add_exploration_noise is not BilevelEpsilonGreedy.add_exploration_noise
-            or cls.current_eps is not BilevelEpsilonGreedy.current_eps
         ):
             return super().batched_actions(wrappers, actions)
         greedy = cast("Sequence[BilevelEpsilonGreedy]", wrappers)
-        num_choices = greedy[0]._num_choices
-        if num_choices is None:
-            epsilons = np.array([wrapper._single_epsilon() for wrapper in greedy])
+        epsilons = _single_epsilons(greedy)
+        sizes = greedy[0]._sizes
+        if sizes is None:
             noise = np.stack([wrapper.rng.standard_normal(actions[0].size) for wrapper in greedy])
-            return _with_gaussian_noise(actions, epsilons, noise)
-        noisy: Array = actions.copy()
-        for row, wrapper in enumerate(greedy):
-            if wrapper.rng.random() < wrapper._single_epsilon():
-                noisy[row] = (wrapper.rng.random(num_choices.size) * num_choices).astype(np.int64)
-        return noisy
-
-    def _single_epsilon(self) -> float:
-        """`current_eps` of one environment in Python floats, ten times as fast as one-element arrays."""
-        start, end = self._ends_of_rollout()
-        if start != end:
-            start += (end - start) * min(self._local_step.item() / self.rollout_horizon, 1.0)
-        eps: float = start * self._multiplier.item()
-        return eps
+            return _with_gaussian_noise(actions, np.array(epsilons), noise)
+        drawn = [wrapper.rng.random() for wrapper in greedy]
+        if not any(map(operator.lt, drawn, epsilons)):
+            return actions
+        noisy = actions.tolist()
+        for row, (wrapper, eps) in enumerate(zip(greedy, epsilons, strict=True)):
+            if drawn[row] < eps:
+                noisy[row] = [int(wrapper.rng.random() * size) for size in sizes]
+        return np.array(noisy, actions.dtype)
 
     def add_exploration_noise(self, action: Array, local_step: npt.NDArray[np.int64]) -> Array:
         """With probability epsilon a uniformly random action; for a Box, action + epsilon * N(0, 1), clipped."""
-        eps = self.current_eps(local_step)
-        if self._num_choices is None:
-            rows = action.reshape(len(eps), -1)
-            return _with_gaussian_noise(action, eps, self.rng.standard_normal(rows.shape))
-        explores = self.rng.random(len(eps)) < eps  # (E,)
-        if not explores.any():
-            return action
-        noisy = action.reshape(len(eps), -1).copy()
-        # floor(u * n) is uniform enough for any action space, and far cheaper than rng.integers.
-        drawn = (self.rng.random((len(eps), self._num_choices.size)) * self._num_choices).astype(np.int64)
-        noisy[explores] = drawn[explores]
-        replaced: Array = noisy.reshape(action.shape)
-        return replaced
+        return self._add_noise(self.rng, action, self.current_eps(local_step))
 
     def exploration_state(self) -> dict[str, Any]:
         return {**super().exploration_state(), "multiplier": self._multiplier.tolist()}
@@ -193,6 +177,34 @@ class EpsilonGreedy(BilevelEpsilonGreedy):
         )
 
 
+def _single_epsilons(wrappers: Sequence[BilevelEpsilonGreedy]) -> list[float]:
+    """`current_eps` of single environments; in Python floats, ten times as fast, unless it is overridden."""
+    epsilons = []
+    for wrapper in wrappers:
+        if wrapper._epsilon_is_own:
+            epsilons.append(float(wrapper.current_eps(wrapper._local_step)[0]))
+            continue
+        progress = wrapper.global_step / wrapper.steps_anneal
+        if progress > 1.0:
+            progress = 1.0
+        first, end = wrapper.eps_start_start, wrapper.eps_end_start
+        eps = first + (wrapper.eps_start_end - first) * progress
+        end += (wrapper.eps_end_end - end) * progress
+        if eps != end:
+            eps += (end - eps) * min(wrapper._local_step.item() / wrapper.rollout_horizon, 1.0)
+        epsilons.append(eps * wrapper._multiplier.item())
+    return epsilons
+
+
+_Noise = Callable[[np.random.Generator, Array, npt.NDArray[np.float64]], Array]
+
+
+def _noise_for(space: gym.spaces.Space[Any]) -> _Noise:
+    if isinstance(space, gym.spaces.Box):
+        return _gaussian_noise
+    return _random_choices(_num_choices(space))
+
+
 def _num_choices(space: gym.spaces.Space[Any]) -> npt.NDArray[np.int64]:
     """The number of choices for each of the K components of an action, (K,)."""
     if isinstance(space, gym.spaces.Discrete):
@@ -204,6 +216,29 @@ def _num_choices(space: gym.spaces.Space[Any]) -> npt.NDArray[np.int64]:
     raise TypeError(
         f"there is no exploration noise for the action space {space}; override add_exploration_noise"
     )
+
+
+def _random_choices(sizes: npt.NDArray[np.int64]) -> _Noise:
+    """Noise that replaces an action of K components, as a whole, by a uniformly random one."""
+
+    def add_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
+        num_envs = len(eps)
+        explores = rng.random(num_envs) < eps  # (E,)
+        if not np.count_nonzero(explores):
+            return action
+        noisy = action.reshape(num_envs, -1).copy()
+        # floor(u * n) is uniform enough for any action space, and far cheaper than rng.integers.
+        drawn = (rng.random((num_envs, len(sizes))) * sizes).astype(np.int64)
+        noisy[explores] = drawn[explores]
+        replaced: Array = noisy.reshape(action.shape)
+        return replaced
+
+    return add_noise
+
+
+def _gaussian_noise(rng: np.random.Generator, action: Array, eps: npt.NDArray[np.float64]) -> Array:
+    rows = action.reshape(len(eps), -1)
+    return _with_gaussian_noise(action, eps, rng.standard_normal(rows.shape))
 
 
 def _with_gaussian_noise(action: Array, eps: npt.NDArray[np.float64], noise: Array) -> Array:
