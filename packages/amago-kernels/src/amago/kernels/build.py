@@ -2,7 +2,7 @@
 
 The package is pure Python with C++ and CUDA sources inside: installing it needs no compiler, and no binary is tied
 to one torch, for the sources see addresses, sizes and strides only. A build takes some seconds, once per machine.
-Its file name is a hash of everything that it depends on, and it lies in
+Its file name contains a hash of everything that it depends on. It is kept in
 
     $AMAGO_KERNELS_CACHE, else $XDG_CACHE_HOME/amago-kernels, else ~/.cache/amago-kernels
 

@@ -36,8 +36,8 @@ TERMINATE_SECONDS = 1.0
 class AsyncVectorEnv(VectorEnv):
     """A `VectorEnv` over worker processes.
 
-    An error while a command runs closes all environments: an answer that nobody read would be taken for the answer
-    to the next command.
+    An error during a command closes all environments, because unread replies would be taken for replies to the next
+    command.
 
     Args:
         groups: the callables of each worker's environments.
@@ -45,7 +45,7 @@ class AsyncVectorEnv(VectorEnv):
         context: how processes start; those that inherit nothing receive gin's bindings.
         seed, rank, role: select the environments' random streams.
         first_index: number of the first environment, for its random stream and error messages.
-        env_timeout: seconds after which a worker that does not answer is ended with an error; None waits forever.
+        env_timeout: seconds to wait for a worker before it is terminated with an error; None waits without limit.
 
     Raises:
         EnvWorkerError: if an environment cannot be made.
