@@ -36,8 +36,8 @@ TERMINATE_SECONDS = 1.0
 class AsyncVectorEnv(VectorEnv):
     """A `VectorEnv` over worker processes.
 
-    An error during a command closes all environments, because unread replies would be taken for replies to the next
-    command.
+    An error during a command closes all environments, because unread replies would be taken for replies to the
+    next command.
 
     Args:
         groups: the callables of each worker's environments.
