@@ -151,12 +151,12 @@ def write_trajectory(frozen: FrozenTraj, folder: str, stem: str, save_as: str, e
             "length": str(len(frozen)),
             "env_name": env_name,
         }
-        content: bytes | memoryview = to_safetensors(arrays, metadata=metadata)
+        content = to_safetensors(arrays, metadata=metadata)
     else:
         archive = io.BytesIO()
         save_archive = np.savez if save_as == "npz" else np.savez_compressed
         save_archive(archive, **arrays)  # type: ignore[arg-type]
-        content = archive.getbuffer()
+        content = archive.getvalue()  # a view, kept alive by a traceback, could not be collected
     try:
         # No fsync: a killed process loses nothing, and a flush per episode would slow down collection.
         with atomic_file(path, fsync=False) as file:
