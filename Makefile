@@ -22,6 +22,9 @@ PACKAGE_NAMES := kernels nets envs agents runner
 PACKAGE_PATHS := $(PACKAGE_NAMES:%=packages/amago-%)
 SOURCES := $(PACKAGE_PATHS:%=%/src)
 INSTALLED := .venv/.installed
+ENVS_VENV := .venv-envs
+ENV_EXTRAS := popgym,babyai,metaworld,atari,retro,xland,gymnax,mujoco,dm-control,minari
+ENV_PACKAGES_NO_DEPS := procgen2 gym3  # procgen2 asks for numpy 1, and runs with numpy 2
 
 # Caches and compiled kernels go to the build folder of the repository, not to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/build/home/matplotlib
@@ -40,7 +43,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 WANDB_MODE=offline $(BIN)/pytest -
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train train-control test test-all lint format types contracts lock-check lock pins \
-	wheels install-check clean
+	wheels install-check test-envs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 18
@@ -69,6 +72,19 @@ runs/quickstart/summary.json: | setup
 
 test: setup  ## tests except long trainings and GPU tests
 	$(PYTEST) -m 'not slow and not gpu' $(ARGS)
+
+test-envs: $(ENVS_VENV)/.installed  ## test the builtin environments with their packages, in .venv-envs
+	$(subst $(BIN),$(ENVS_VENV)/bin,$(PYTEST)) tests/environments $(ARGS)
+
+# The packages of the environments ask for other versions than the development tools, so they have their own .venv.
+$(ENVS_VENV)/.installed: constraints-envs.txt $(PACKAGE_PATHS:%=%/pyproject.toml)
+	test -x $(ENVS_VENV)/bin/python || $(PYTHON) -m venv $(ENVS_VENV)
+	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt 'pip>=25.1'
+	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt pytest pytest-xdist pytest-timeout \
+		$(PACKAGE_PATHS:%=-e %) 'amago-envs[$(ENV_EXTRAS)]'
+	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt --no-deps $(ENV_PACKAGES_NO_DEPS)
+	touch $@
 
 test-all: setup  ## all tests; GPU tests are skipped without a GPU
 	$(PYTEST) $(ARGS)
