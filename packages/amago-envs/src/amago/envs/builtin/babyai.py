@@ -141,6 +141,8 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
         self.seed_range = (low, high)
         self.observation_type = observation_type
         self.render_mode = render_mode
+        ids = optional_import("minigrid.core.constants", extra="babyai")
+        self._agent_ids = (ids.OBJECT_TO_IDX["agent"], ids.COLOR_TO_IDX["red"])
         if observation_type == "full-image":
             self._cv2 = optional_import("cv2", extra="babyai")
         last = np.array([1.0, 1.0, 1.0, 1.0, (self.k_episodes + 1) / self.k_episodes], np.float32)
@@ -212,14 +214,12 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
         level: Any = self._env.unwrapped
         image: npt.NDArray[np.uint8] = raw_obs["image"]
         if self.observation_type == "full-grid":
-            from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
-
             image = np.zeros(IMAGE_SHAPES["full-grid"], np.uint8)
             if level.width > image.shape[0] or level.height > image.shape[1]:
                 raise ValueError(f"the map of {self.current_task} is larger than {image.shape[:2]}")
             image[: level.width, : level.height] = level.grid.encode()
             column, row = level.agent_pos
-            image[column, row] = (OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], level.agent_dir)
+            image[column, row] = (*self._agent_ids, level.agent_dir)
         elif self.observation_type == "partial-image":
             image = level.get_frame(tile_size=PARTIAL_TILE, agent_pov=True)
         elif self.observation_type == "full-image":
@@ -234,14 +234,15 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
             raise RuntimeError("MultitaskMetaBabyAI.step needs a running episode: call reset() first")
         if self._attempt_over:
             return self._start_attempt(), 0.0, False, False, {}
-        raw_obs, reward, terminated, truncated, _ = self._env.step(action)
+        raw_obs, raw_reward, terminated, truncated, _ = self._env.step(action)
+        reward = float(raw_reward)
         info: dict[str, Any] = {}
         if terminated or truncated:
             info[f"{AMAGO_ENV_LOG_PREFIX} Episode {self.current_episode} Success"] = float(reward > 0)
             self._attempt_over = True
             self.current_episode += 1
             self._running = self.current_episode <= self.k_episodes
-        return self.create_observation(raw_obs), float(reward), not self._running, False, info
+        return self.create_observation(raw_obs), reward, not self._running, False, info
 
     def render(self) -> Any:
         return self._env.render()
