@@ -94,9 +94,9 @@ def test_rewards_are_scaled_by_game():
     plain, scaled, other = (
         [
             step[1]
-            for step in episode(TwoAttemptMTProcgen(["starpilot"], "easy", scales), seed=1, actions_seed=3)
+            for step in episode(TwoAttemptMTProcgen(["fruitbot"], "easy", scales), seed=1, actions_seed=3)
         ]
-        for scales in ({}, {"starpilot": 0.5}, {"coinrun": 7.0})
+        for scales in ({}, {"fruitbot": 0.5}, {"coinrun": 7.0})
     )
     assert max(plain) > 0
     assert other == plain
