@@ -68,6 +68,7 @@ class FlexAttention(SelfAttention):
         )
 
 
+@gin.configurable(module="amago.nets.transformer")
 class VanillaFlexAttention(FlexAttention):
     """FlexAttention without score and mask functions: ordinary attention.
 
