@@ -341,7 +341,6 @@ def test_flex_attention_takes_its_functions_from_gin():
     gin.parse_config(
         """
         TformerTrajEncoder.attention_type = @FlexAttention
-        FlexAttention.score_mod = None
         FlexAttention.mask_mod = @only_even_keys
         """
     )

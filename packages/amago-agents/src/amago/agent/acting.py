@@ -54,7 +54,7 @@ def _choose(probs: Tensor, sample: bool) -> Tensor:
     return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
 
 
-# `sample` of categorical distributions: one draw from the probabilities of the acting discount is equal and cheaper.
+# For these, one draw from the probabilities of the acting discount is equal and cheaper.
 _DRAWS_FROM_PROBS = (Categorical.sample, _Categorical.sample)
 
 

@@ -62,8 +62,8 @@ class Agent(BaseAgent):
         use_target_actor: compute targets with the actions of a target copy of the actor.
         use_multigamma: train for the discounts of `Multigammas` in addition to `gamma`.
         n_step: length of the returns.
-        actor_type: class, `functools.partial` or function, called with `state_dim`, `action_dim`, `discrete`, `gammas`,
-            and `continuous_dist_type` for MultiBinary and MultiDiscrete actions.
+        actor_type: class, `functools.partial` or function, called with `state_dim`, `action_dim`, `discrete`,
+            `gammas`, and `continuous_dist_type` for MultiBinary and MultiDiscrete actions.
         critic_type: likewise, called with the first four and `num_critics`.
         pass_obs_keys_to_actor: observation keys that are passed to the actor, as `straight_from_obs`.
 
@@ -201,7 +201,8 @@ class Agent(BaseAgent):
             parameter.name == "continuous_dist_type" or parameter.kind is parameter.VAR_KEYWORD
             for parameter in inspect.signature(actor_type).parameters.values()
         )
-        return {"continuous_dist_type": choice} if accepts and "continuous_dist_type" not in set_elsewhere else {}
+        is_free = accepts and "continuous_dist_type" not in set_elsewhere
+        return {"continuous_dist_type": choice} if is_free else {}
 
     def init_extra_networks(self) -> None:
         """Hook: builds additional networks of a subclass, which the optimizer trains."""
@@ -210,8 +211,8 @@ class Agent(BaseAgent):
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters of encoders, actor, critics and extra networks, without frozen ones.
 
-        A network that a subclass adds after `Agent.__init__`, for example a slow copy of an encoder, is not trained
-        unless the subclass adds its parameters here.
+        A network that a subclass adds after `Agent.__init__`, for example a slow copy of an encoder, is not
+        trained unless the subclass adds its parameters here.
         """
         return [
             parameter

@@ -29,7 +29,9 @@ class _ConvStack(CNN):
         self.num_layers = len(channels)
         d_inp = self.in_channels
         for i, (d_out, kernel, stride) in enumerate(zip(channels, kernels, strides, strict=True), start=1):
-            conv = nn.Conv2d(d_inp, d_out, kernel_size=kernel, stride=stride, padding=padding if i == 1 else 0)
+            conv = nn.Conv2d(
+                d_inp, d_out, kernel_size=kernel, stride=stride, padding=padding if i == 1 else 0
+            )
             self.add_module(f"conv{i}", conv)
             d_inp = d_out
 
@@ -42,8 +44,8 @@ class _ConvStack(CNN):
         height, width = self.img_shape[1:] if self.channels_first else self.img_shape[:2]
         if min(height, width) < smallest:
             raise ValueError(
-                f"{type(self).__name__} with kernels {list(kernels)} and strides {list(strides)} needs images of at "
-                f"least {smallest} x {smallest} pixels, got {height} x {width} (channels_first="
+                f"{type(self).__name__} with kernels {list(kernels)} and strides {list(strides)} needs images of "
+                f"at least {smallest} x {smallest} pixels, got {height} x {width} (channels_first="
                 f"{self.channels_first}): set smaller kernels, or cnn_type to SmallImageCNN or GridworldCNN"
             )
 

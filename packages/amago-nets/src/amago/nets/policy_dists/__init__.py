@@ -35,7 +35,7 @@ __all__ = [
     "Multibinary",
     "PolicyOutput",
     "TanhGaussian",
-    "softplus_bounded_positive",
     "_Categorical",
+    "softplus_bounded_positive",
     "tanh_bounded_positive",
 ]

@@ -7,8 +7,8 @@ therefore clipped to [clip_prob_low, clip_prob_high] and normalised:
   clipped action keeps its gradient;
 - the floor decreases with the number of actions, so that the floors of many actions take little of the mass.
 
-A logit of -inf marks an action as illegal. Its probability is 0, without a floor, and it is never sampled. Losses and
-entropies stay finite. If every logit is -inf, as at the end of many games, the distribution is uniform.
+A logit of -inf marks an action as illegal. Its probability is 0, without a floor, and it is never sampled. Losses
+and entropies stay finite. If every logit is -inf, as at the end of many games, the distribution is uniform.
 
 Shapes: N is the number of choices.
 """
@@ -59,8 +59,8 @@ def clip_probs(probs: Tensor, low: float, high: float) -> Tensor:
 class _Categorical(Categorical):
     """torch's `Categorical`, with samples (*sample_shape, ..., 1) that keep a last axis of 1.
 
-    The return value of `Discrete.forward`, for subclasses too: `_Categorical(logits=vec / temperature)`. Parameters are
-    not validated, so that the learner can count and skip NaN; values passed to `log_prob` are.
+    Subclasses of `Discrete` return it from `forward`: `_Categorical(logits=vec / temperature)`. Parameters are not
+    validated, so that the learner can count and skip NaN; values passed to `log_prob` are.
 
     Args:
         probs: probabilities (..., N), normalised here.
@@ -79,7 +79,7 @@ class _Categorical(Categorical):
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Random indices, int64 (*sample_shape, ..., 1)."""
-        index: Tensor = super().sample(torch.Size(sample_shape))
+        index: Tensor = Categorical.sample(self, torch.Size(sample_shape))
         return index.unsqueeze(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -89,10 +89,14 @@ class _Categorical(Categorical):
             ValueError: for values that are not indices, such as one-hot vectors (see `DiscreteLikeContinuous`).
         """
         batch = self.batch_shape
-        if value.shape[-1:] == (1,) and value.shape[-1 - len(batch) : -1] == batch and value.dim() > len(batch):
+        if (
+            value.shape[-1:] == (1,)
+            and value.shape[-1 - len(batch) : -1] == batch
+            and value.dim() > len(batch)
+        ):
             value = value.squeeze(-1)
         if value.is_floating_point():
-            logp: Tensor = super().log_prob(value)
+            logp: Tensor = Categorical.log_prob(self, value)
         else:
             index, logits = torch.broadcast_tensors(value.long().unsqueeze(-1), self.logits)
             logp = logits.gather(-1, index[..., :1]).squeeze(-1)

@@ -56,9 +56,9 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
         found = leaf.shape[batch_axis] if leaf.dim() > batch_axis else 0
         if found != num_rows:
             raise ValueError(
-                f"dones must hold one bool for each of {found} rows, got {num_rows}: the hidden state has a tensor of "
-                f"shape {tuple(leaf.shape)}, whose batch is taken to be on axis {batch_axis}. If it is on another, set "
-                "the class attribute hidden_batch_axis of the trajectory encoder to that"
+                f"dones must hold one bool for each of {found} rows, got {num_rows}: the hidden state has a "
+                f"tensor of shape {tuple(leaf.shape)}, whose batch is taken to be on axis {batch_axis}. If it is "
+                "on another, set the class attribute hidden_batch_axis of the trajectory encoder to that"
             )
         rows = done_rows(dones, num_rows, leaf.device)
         return leaf.masked_fill(rows.view(-1, *(1,) * (leaf.dim() - batch_axis - 1)), 0)

@@ -43,8 +43,8 @@ class TformerTrajEncoder(TrajEncoder):
         dropout_qkv: dropout of queries, keys and values.
         activation: activation of the feed-forward networks.
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
-        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary). There is a learned vector
-            for each step of an episode: `LearnablePosEmb.max_time_idx` of them if gin binds that, else
+        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary). There is a learned
+            vector for each step of an episode: `LearnablePosEmb.max_time_idx` of them if gin binds that, else
             max_seq_len + 1, but at least 2,048. A later step is an error.
         causal: mask future timesteps; rollouts are always causal.
         sigma_reparam: SigmaReparam linear layers (Zhai et al. 2023).

@@ -38,8 +38,8 @@ class Transformer(nn.Module):
         dropout_emb: dropout of the embedded input plus its position.
         norm: kind of the final normalisation.
         pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
-        num_learned_positions: number of learned vectors, unless gin binds `LearnablePosEmb.max_time_idx`; None requires
-            that binding.
+        num_learned_positions: number of learned vectors, unless gin binds `LearnablePosEmb.max_time_idx`; None
+            requires that binding.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class ImageFeatures(nn.Module):
         aug_pct_of_batch: share of the batch's sequences to augment, in [0, 1], rounded down.
 
     Raises:
-        ValueError: if the shape does not have three axes, the image is too small for the network, an image to augment
-            is not square, or a share is out of range.
+        ValueError: if the shape does not have three axes, the image is too small for the network, an image to
+            augment is not square, or a share is out of range.
     """
 
     def __init__(

@@ -135,9 +135,9 @@ class MultiModalTstepEncoder(TstepEncoder):
 def kind_of(spec: ArraySpec) -> str | None:
     """The kind of encoder for an observation; None if it has two or more than three axes.
 
-    Arrays with three axes are an "image", or a "vector" if a side is shorter than `MIN_IMAGE_SIZE`. Arrays with one
-    axis, and scalars, are a "vector"; but "tokens" if they have an integer dtype, at least two elements, and bounds
-    between which lie 3 to `MAX_TOKENS` values.
+    Arrays with three axes are an "image", or a "vector" if a side is shorter than `MIN_IMAGE_SIZE`. Arrays with
+    one axis, and scalars, are a "vector"; but "tokens" if they have an integer dtype, at least two elements, and
+    bounds between which lie 3 to `MAX_TOKENS` values.
     """
     if len(spec.shape) == 3:
         side = shorter_side(spec.shape, channels_come_first(spec.shape))
