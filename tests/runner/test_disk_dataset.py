@@ -155,7 +155,7 @@ def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset) -
     assert_reads_little(lambda: dataset[1], size)
     assert_reads_little(lambda: RLData_pad_collate([dataset[i] for i in range(2, 10)]), size)
     with pytest.raises(AssertionError):  # the fault: load everything, then slice
-        assert_reads_little(lambda: RLData.from_trajectory(load_traj_from_disk(path)).random_slice(4), size)
+        assert_reads_little(lambda: RLData(load_traj_from_disk(path)).random_slice(4), size)
 
 
 def test_sampled_trajectories_are_copies(make_dataset, fill) -> None:

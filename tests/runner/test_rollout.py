@@ -11,7 +11,7 @@ import torch
 from amago.agent import Agent
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpisodeStats
 from amago.envs.vector import VectorEnv, make_vector_env
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
@@ -64,7 +64,7 @@ def make_rollout(small_nets: None) -> Iterator[MakeRollout]:
             tstep_encoder_type=FFTstepEncoder,
             traj_encoder_type=GRUTrajEncoder,
         )
-        return Rollout(agent, envs, device=CPU, **options)
+        return Rollout(ActingPolicy(agent, device=CPU), envs, **options)
 
     yield make
     for envs in opened:
@@ -255,5 +255,5 @@ def test_an_observation_that_is_not_finite_is_an_error_that_names_the_environmen
     with pytest.raises(
         ValueError, match=r"observation 'observation' of environment 0 \('broken'\) is not finite"
     ):
-        Rollout(agent, envs, device=CPU).run(timesteps=9)
+        Rollout(ActingPolicy(agent, device=CPU), envs).run(timesteps=9)
     envs.close()

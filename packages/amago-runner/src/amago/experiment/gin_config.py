@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -152,8 +154,19 @@ def import_path(target: Any) -> str:
     return f"{module}:{name}"
 
 
+def add_working_folder_to_path() -> None:
+    """Makes modules of the working folder importable, after all others.
+
+    Python does so by itself only for `python -m` and for scripts that lie there, and not for console scripts.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+
+
 def resolve(path: str) -> Any:
-    """The class or function of an import path."""
+    """The class or function of an import path; its module may lie in the working folder."""
+    add_working_folder_to_path()
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), import_module(module))
 

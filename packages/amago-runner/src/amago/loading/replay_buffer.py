@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.dataset import RLDataset
 from amago.loading.deferred_deletion import DeferredDeletion
 from amago.loading.file_index import FileIndex, TrajFile
@@ -115,6 +116,15 @@ class DiskTrajDataset(RLDataset):
         super().configure(items_per_epoch, max_seq_len, padded_sampling, has_edit_rights)
         self.index.may_move = bool(has_edit_rights)
 
+    def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
+        """Files that hold the observations and actions of these spaces are the ones that others must match."""
+        self._sampler.set_expected_shapes(
+            {
+                **{OBS_KEY_PREFIX + key: space.shape for key, space in observation_space.items()},
+                "rl2s": rl2_space.shape,
+            }
+        )
+
     @property
     def save_new_trajs_to(self) -> Path | None:
         """The fifo folder."""
@@ -205,7 +215,7 @@ class DiskTrajDataset(RLDataset):
                 raise TypeError(
                     f"{type(self.relabeler).__name__}.relabel must return the trajectory, not None"
                 )
-        return RLData.from_trajectory(traj)
+        return RLData(traj)
 
     def sample_random_slice(self) -> RLData:
         """A random window of a random file. Without a relabeler its arrays may be read-only views."""
