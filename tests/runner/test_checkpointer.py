@@ -12,7 +12,9 @@ CPU = torch.device("cpu")
 
 
 def state(value: float) -> TrainingState:
-    return TrainingState({"w": torch.tensor([value])}, {"state": {}, "param_groups": []}, {"last_epoch": 3}, {"value": value})
+    return TrainingState(
+        {"w": torch.tensor([value])}, {"state": {}, "param_groups": []}, {"last_epoch": 3}, {"value": value}
+    )
 
 
 def test_a_saved_training_state_and_policy_are_loaded_unchanged(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv, make_vector_env
 from amago.experiment.collector import Collector
 from amago.experiment.evaluator import Evaluator
-from amago.experiment.rollout import ActingPolicy
 from amago.experiment.random_streams import RandomStreams
+from amago.experiment.rollout import ActingPolicy
 from amago.hindsight import trajectory_length
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder

@@ -124,8 +124,8 @@ def call_async_env(env: Any, method_name: str, *args: Any, **kwargs: Any) -> Any
     """
     if env is None:
         raise ValueError(
-            f"env is None, so {method_name!r} cannot be called: an Experiment that never collects has no train_envs. "
-            "Use val_envs, or let it collect."
+            f"env is None, so {method_name!r} cannot be called: an Experiment that never collects has no "
+            "train_envs. Use val_envs, or let it collect."
         )
     if hasattr(env, "call_async"):
         env.call_async(method_name, *args, **kwargs)

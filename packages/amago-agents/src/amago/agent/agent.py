@@ -356,7 +356,7 @@ class Agent(BaseAgent):
         full = scatter_to_batch(at_least_float32(error), t.flat_idxs, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask
         mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full)
-        return masked_avg(full, edit_mask(batch, full, mask))
+        return masked_avg(full, edit_mask(batch, full, mask), dim=None)
 
     def hard_sync_targets(self) -> None:
         """Copies the online networks into their targets."""

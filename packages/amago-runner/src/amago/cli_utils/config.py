@@ -42,8 +42,8 @@ def use_config(
 ) -> None:
     """Binds gin settings: first those of the dictionary, then those of the files from left to right; later wins.
 
-    Settings of earlier calls stay unless they are bound again, also if gin was locked. A file may import modules of
-    the working folder (`import my_envs`).
+    Settings of earlier calls stay unless they are bound again, also if gin was locked. A file may import
+    modules of the working folder (`import my_envs`).
 
     Args:
         custom_params: "Selector.parameter" to value. A selector may be complete

@@ -614,11 +614,14 @@ class Experiment(ExperimentConfig):
     def _make_train_envs(self) -> VectorEnv | SplitVectorEnv:
         options = self._env_options(role="env")
         options["exploration_wrapper_type"] = self.exploration_wrapper_type
+        makers = self.env_makers(self.make_train_env)
         if self.double_buffer:
-            return make_split_vector_env(self.env_makers(self.make_train_env), **options)
-        return self._checked_rows(
-            make_vector_env(self.env_makers(self.make_train_env), env_mode=self.env_mode, **options)
-        )
+            split = make_split_vector_env(makers, **options)
+            self._check_rows(split)
+            return split
+        envs = make_vector_env(makers, env_mode=self.env_mode, **options)
+        self._check_rows(envs)
+        return envs
 
     def _make_eval_envs(
         self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]], *, only_one: bool = False
@@ -626,7 +629,9 @@ class Experiment(ExperimentConfig):
         options = self._env_options(role="eval")
         if only_one:
             return make_vector_env(self.env_makers(makers)[:1], env_mode=self.env_mode, **options)
-        return self._checked_rows(make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options))
+        envs = make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options)
+        self._check_rows(envs)
+        return envs
 
     def _env_options(self, role: str) -> dict[str, Any]:
         return {
@@ -638,16 +643,28 @@ class Experiment(ExperimentConfig):
             "env_timeout": self.env_timeout,
         }
 
-    def _checked_rows(self, envs: VectorEnv) -> VectorEnv:
-        """The environments, if they have `parallel_actors` rows."""
-        if envs.num_envs != self.parallel_actors:
-            rows = envs.num_envs
-            envs.close()
+    def _check_rows(self, envs: VectorEnv | SplitVectorEnv) -> None:
+        """Closes the environments and raises a ValueError unless they have `parallel_actors` rows."""
+        actors, rows = self.parallel_actors, envs.num_envs
+        if rows == actors:
+            return
+        envs.close()
+        if self.env_mode != "already_vectorized":
             raise ValueError(
-                f"parallel_actors is {self.parallel_actors}, but the environments have {rows} rows: set "
-                f"parallel_actors={rows}, or change batched_envs of the AMAGOEnv"
+                f"env_mode={self.env_mode!r} steps parallel_actors={actors} environments of one row each, but "
+                f"theirs step {rows} rows together: for one environment that steps a batch by itself use "
+                "env_mode='already_vectorized' and parallel_actors = batched_envs of its AMAGOEnv"
             )
-        return envs
+        if rows == 1:
+            raise ValueError(
+                f"env_mode='already_vectorized' is for one environment that steps parallel_actors={actors} rows "
+                "by itself, but this one steps a single row: use env_mode='sync' or 'async', or set batched_envs "
+                "of its AMAGOEnv if it does step a batch"
+            )
+        raise ValueError(
+            f"parallel_actors is {actors}, but the environment steps {rows} rows: set parallel_actors={rows}, or "
+            "change batched_envs of the AMAGOEnv"
+        )
 
     def _end_collection(self) -> None:
         """Lets the dataset delete old data after every process has written its trajectories."""

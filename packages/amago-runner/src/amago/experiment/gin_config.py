@@ -190,7 +190,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if isinstance(value, gin.config.ConfigurableReference):
-        return {"gin": repr(value)}
+        return {"gin": [import_path(value.configurable.wrapper), repr(value)]}
     if isinstance(value, functools.partial):
         arguments = [encode(arg) for arg in value.args]
         return {"partial": [import_path(value.func), arguments, encode(dict(value.keywords))]}
@@ -198,7 +198,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Inverse of `encode`. Configurables that a gin reference names must be imported.
+    """Inverse of `encode`.
 
     Raises:
         ValueError: a kind that `encode` does not write.
@@ -220,7 +220,9 @@ def decode(value: Any) -> Any:
     if kind == "import":
         return resolve(content)
     if kind == "gin":
-        return gin.config.parse_value(content)
+        path, text = content
+        resolve(path)  # which registers the configurable that the text names
+        return gin.config.parse_value(text)
     raise ValueError(f"unknown kind of value {kind!r}: written by a newer version?")
 
 

@@ -61,7 +61,7 @@ class Learner:
     """Trains an agent on batches.
 
     Args:
-        model: Agent to train, in place, wrapped by `processes.wrap`; `model(batch, log_step=...)` returns the loss.
+        model: Agent to train, in place, wrapped by `processes.wrap`; called with a batch it returns the loss.
         optimizer: Optimizer of the agent's trainable parameters.
         processes: Data-parallel processes.
         lr_schedule: Learning-rate schedule of the optimizer; it takes a step after every optimizer step.

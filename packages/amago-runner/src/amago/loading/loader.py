@@ -85,9 +85,9 @@ class BatchLoader:
             )
         if workers and not dataset.workers_can_persist:
             amago_warning(
-                f"{type(dataset).__name__} overrides on_end_of_collection without worker_state: the {workers} loader "
-                "workers are started anew in every epoch, so that they see its changes. Define worker_state and "
-                "load_worker_state to keep them."
+                f"{type(dataset).__name__} overrides on_end_of_collection without worker_state: the {workers} "
+                "loader workers are started anew in every epoch, so that they see its changes. Define "
+                "worker_state and load_worker_state to keep them."
             )
         dataset.seed_sampling(seed, rank)
         self.dataset = dataset
