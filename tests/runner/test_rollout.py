@@ -49,7 +49,7 @@ def make_rollout(small_nets: None) -> Iterator[MakeRollout]:
     """Makes rollouts over environments of the given episode lengths, named by them."""
     opened: list[VectorEnv] = []
 
-    def make(*lengths: int, **options: Any) -> Rollout:
+    def make(*lengths: int, autocast: bool = False, **options: Any) -> Rollout:
         def maker(length: int) -> Callable[[], AMAGOEnv]:
             return lambda: AMAGOEnv(FixedLengthEnv(length), env_name=f"length {length}")
 
@@ -64,7 +64,7 @@ def make_rollout(small_nets: None) -> Iterator[MakeRollout]:
             tstep_encoder_type=FFTstepEncoder,
             traj_encoder_type=GRUTrajEncoder,
         )
-        return Rollout(ActingPolicy(agent, device=CPU), envs, **options)
+        return Rollout(ActingPolicy(agent, device=CPU, autocast=autocast), envs, **options)
 
     yield make
     for envs in opened:

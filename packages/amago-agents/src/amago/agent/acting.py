@@ -5,7 +5,6 @@ Shapes: B rows, N choices of one component; distributions have the batch shape (
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def _choose(probs: Tensor, sample: bool) -> Tensor:
     return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
 
 
-def compile_actor(agent: BaseAgent, tell: Callable[[str], None] | None = None) -> CompiledActor | None:
+def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     """Compiles an agent for acting on a CPU with one C++ call per timestep.
 
     The result has the agent's `get_actions`, on a copy of its weights. After training call `refresh`: it copies
@@ -54,7 +53,6 @@ def compile_actor(agent: BaseAgent, tell: Callable[[str], None] | None = None) -
 
     Args:
         agent: agent in eval mode.
-        tell: called with the reason if the agent cannot be compiled.
 
     Returns:
         None if the agent must act by its modules: it overrides `get_actions` or `get_state_embedding`, passes
@@ -62,17 +60,15 @@ def compile_actor(agent: BaseAgent, tell: Callable[[str], None] | None = None) -
         without a translation; or there is no C++ compiler, `use_backend` asks for another backend, or autocast
         is on.
     """
+    if torch.is_autocast_enabled("cpu"):
+        return None
 
     def choose(dist: Any, sample: bool) -> Tensor:
         return choose_actions(dist, agent.action_spec, sample)
 
     acting: Any = agent
     compiled = CompiledActor(acting, choose, lambda: _obstacle(agent))
-    if compiled.reason is None:
-        return compiled
-    if tell is not None:
-        tell(compiled.reason)
-    return None
+    return compiled if compiled.reason is None else None
 
 
 def _obstacle(agent: BaseAgent) -> str | None:
@@ -90,6 +86,4 @@ def _obstacle(agent: BaseAgent) -> str | None:
         return f"{name} passes observations to its actor"
     if agent.training:
         return f"{name} is in training mode"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
     return None

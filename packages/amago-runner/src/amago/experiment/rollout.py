@@ -24,13 +24,12 @@ from amago.envs.metrics import EpisodeStats, StepCounts
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import PolicyInput, VectorEnv
 from amago.experiment.episode_stats import RolloutLimits, RunningEpisodes
-from amago.utils import amago_warning
 
 
 class ActingPolicy:
     """An agent as it acts in rollouts: by a compiled actor where it can be compiled, else by its modules.
 
-    Rollouts that share it find, and tell, only once why the agent cannot be compiled.
+    Rollouts of one agent share it, so that an agent which cannot be compiled is tried only once.
 
     Args:
         agent: the agent.
@@ -51,15 +50,9 @@ class ActingPolicy:
         The agent must be in eval mode.
         """
         if self._can_compile and (self._compiled is None or not self._compiled.refresh()):
-            self._compiled = compile_actor(self.agent, self._act_by_modules)
+            self._compiled = compile_actor(self.agent)
+            self._can_compile = self._compiled is not None
         return self.agent if self._compiled is None else self._compiled
-
-    def _act_by_modules(self, reason: str) -> None:
-        self._can_compile = False
-        amago_warning(
-            "rollouts run the modules of the agent in every step, and not one compiled call, which is slower and "
-            f"acts equally: {reason}"
-        )
 
 
 class Rollout:
