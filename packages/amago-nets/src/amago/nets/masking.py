@@ -52,12 +52,12 @@ def mask_from_filler(x: Tensor) -> Tensor:
 def masked_avg(tensor: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = 0) -> Tensor:
     """The mean of `tensor` where `mask` (broadcastable to it) is True; 0 if it is True nowhere.
 
-    The count is increased by 1e-5, so that an empty mask gives 0 instead of NaN. Masked positions may hold any
-    value, NaN included.
+    A mask of numbers weighs the entries. The count, or the sum of the weights, is increased by 1e-5, so that an
+    empty mask gives 0 instead of NaN. Masked positions may hold any value, NaN included.
 
     Args:
         tensor: values of any shape.
-        mask: True where a value counts, or its weight.
+        mask: True, or a weight, where a value counts.
         dim: axes to average over; None for all.
     """
     mask = mask.broadcast_to(tensor.shape)
