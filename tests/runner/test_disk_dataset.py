@@ -60,7 +60,10 @@ def test_reading_a_window_gives_what_slicing_the_whole_file_gives(make_dataset, 
     cached = make_dataset()
     fill(cached.fifo_folder, 4, transitions=[3, 9, 20, 50], save_as=save_as)
     uncached = make_dataset(cache_bytes=0)
-    sliced = Whole(cached.dset_root, "dset", 100)
+    with pytest.warns(
+        AmagoWarning, match="Whole overrides sample_random_trajectory: every sample reads a whole"
+    ):
+        sliced = Whole(cached.dset_root, "dset", 100)
     sliced.configure(50, 4, "none", True)
     sliced.seed_sampling(0)
     for epoch in (0, 1):

@@ -34,7 +34,9 @@ MakeTraj = Callable[..., FrozenTraj]
 class StoredGames(RLDataset):
     """Games kept in memory. Some of their actions were not recorded, which an observation key of its own tells."""
 
-    def __init__(self, lengths: tuple[int, ...] = (3, 30), obs_shape: tuple[int, ...] = (3,), **keys: Any) -> None:
+    def __init__(
+        self, lengths: tuple[int, ...] = (3, 30), obs_shape: tuple[int, ...] = (3,), **keys: Any
+    ) -> None:
         super().__init__(dset_name="stored games")
         self.keys = keys
         rng = np.random.default_rng(0)
@@ -133,7 +135,9 @@ def test_stored_games_with_extra_keys_are_learned_from_beside_collection(
     assert not all(torch.equal(x, before[name]) for name, x in experiment.policy.named_parameters())
 
 
-def test_a_dataset_that_restarts_its_workers_is_told_how_to_keep_them(make_experiment: MakeExperiment) -> None:
+def test_a_dataset_that_restarts_its_workers_is_told_how_to_keep_them(
+    make_experiment: MakeExperiment,
+) -> None:
     with pytest.warns(AmagoWarning, match="StoredGames overrides on_end_of_collection without worker_state"):
         make_experiment(dataset=StoredGames(), dloader_workers=1).start()
 
@@ -144,7 +148,9 @@ def test_a_dataset_that_restarts_its_workers_is_told_how_to_keep_them(make_exper
 )
 def test_games_are_cut_as_padded_sampling_says(padded_sampling: str, expected: set[int]) -> None:
     dataset = StoredGames(lengths=(30,))
-    dataset.configure(items_per_epoch=400, max_seq_len=8, padded_sampling=padded_sampling, has_edit_rights=True)
+    dataset.configure(
+        items_per_epoch=400, max_seq_len=8, padded_sampling=padded_sampling, has_edit_rights=True
+    )
     dataset.seed_sampling(0)
     assert {len(dataset[i]) for i in range(400)} == expected
 
@@ -234,7 +240,9 @@ class Pictures(gym.Env[Any, int]):
         return self._see(), 1.0, self.time >= 6, False, {}
 
     def _see(self) -> Any:
-        return {key: np.full(space.shape, self.time, space.dtype) for key, space in self.observation_space.items()}
+        return {
+            key: np.full(space.shape, self.time, space.dtype) for key, space in self.observation_space.items()
+        }
 
 
 class StoredPictures(StoredGames):
@@ -353,7 +361,9 @@ def test_a_newer_file_of_another_environment_is_the_one_that_goes(
         val_interval=None,
         batch_size=16,
     )
-    with pytest.warns(AmagoWarning, match="stray_.*observation is float32\\(5,\\) instead of float32\\(3,\\)"):
+    with pytest.warns(
+        AmagoWarning, match="stray_.*observation is float32\\(5,\\) instead of float32\\(3,\\)"
+    ):
         learner.start()
         learner.learn()
     assert learner.counters.gradient_steps == 8

@@ -108,6 +108,11 @@ class DiskTrajDataset(RLDataset):
                 f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected "
                 f"{protected}, so training never begins. Set it to at most dset_max_size."
             )
+        if self._samples_its_own:
+            amago_warning(
+                f"{type(self).__name__} overrides sample_random_trajectory: every sample reads a whole file, not "
+                "only its window, which is slower for long trajectories; the samples are the same"
+            )
 
     def configure(
         self, items_per_epoch: int, max_seq_len: int, padded_sampling: str, has_edit_rights: bool
@@ -219,8 +224,7 @@ class DiskTrajDataset(RLDataset):
 
     def sample_random_slice(self) -> RLData:
         """A random window of a random file. Without a relabeler its arrays may be read-only views."""
-        is_customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
-        if is_customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler):
+        if self._samples_its_own or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler):
             return super().sample_random_slice()
         self.check_configured()
         assert self.max_seq_len is not None
@@ -228,6 +232,10 @@ class DiskTrajDataset(RLDataset):
         return self._sampler.draw(
             lambda file: self._sampler.read_window(file, length, padded_sampling, rng), rng
         )
+
+    @property
+    def _samples_its_own(self) -> bool:
+        return type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
 
     def worker_state(self) -> tuple[str, Schema] | None:
         """Path and schema of the file that all others must match."""
