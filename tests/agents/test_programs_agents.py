@@ -482,7 +482,7 @@ class OwnForward(Agent):
         log_prob = DiscreteLikeContinuous(dist).log_prob(F.pad(recorded, (0, 0, 0, 0, 0, 1)))[:, :-1]
         actor_loss = -(weights * log_prob)
         actor_mask = self.edit_actor_mask(batch, actor_loss, actor_mask)
-        losses = masked_avg(actor_loss, actor_mask), masked_avg(critic_loss, critic_mask)
+        losses = masked_avg(actor_loss, actor_mask, dim=None), masked_avg(critic_loss, critic_mask, dim=None)
         if log is not None:
             log["Actor Loss"], log["Critic Loss"] = losses
         return losses[0] + self.critic_loss_weight * losses[1]
