@@ -79,7 +79,6 @@ def acting_inputs(rows: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
 # An actor that masks illegal actions
 
 
-@gin.configurable
 class MaskedActor(Actor):
     """Sets the logits of illegal actions to -inf, in place."""
 
