@@ -18,10 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.agent import Agent, Batch, MultiTaskAgent, binary_filter
+from amago.agent import Agent, Batch, MultiTaskAgent, binary_filter, nstep_return
 from amago.agent.acting import compile_actor
 from amago.nets.actor_critic import Actor, NCritics, ResidualActor
-from amago.nets.policy_dists import Discrete, Multibinary, MultiDiscrete, TanhGaussian, _Categorical
+from amago.nets.masking import masked_avg
+from amago.nets.policy_dists import (
+    Discrete,
+    DiscreteLikeContinuous,
+    Multibinary,
+    MultiDiscrete,
+    TanhGaussian,
+    _Categorical,
+)
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -432,6 +440,69 @@ def test_networks_added_after_the_constructor_are_trained_only_if_the_subclass_s
     assert {id(p) for p in agent.extra.parameters()} <= trained
     for module in (agent.later, agent.frozen, agent.target_actor, agent.target_critics):
         assert not {id(p) for p in module.parameters()} & trained
+
+
+# A forward of one's own
+
+
+class OwnForward(Agent):
+    """Filtered behaviour cloning and TD learning written out for all L timesteps, padding included."""
+
+    def forward(self, batch: Batch, log_step: bool) -> Tensor:
+        self.update_info = {}
+        log = self.update_info if log_step else None
+        direct = {key: batch.obs[key] for key in self.pass_obs_keys_to_actor}
+        seq = self.tstep_encoder(obs=batch.obs, rl2s=batch.rl2s, log_dict=log)
+        state, _ = self.traj_encoder(seq=seq, time_idxs=batch.time_idxs, hidden_state=None, log_dict=log)
+        B, L, _ = state.shape
+        G, C = len(self.gammas), self.num_critics
+        real = ~((batch.rl2s == self.pad_val).all(-1, keepdim=True))[:, 1:]  # (B, T, 1)
+        actor_mask = real.unsqueeze(2).repeat(1, 1, G, 1)
+        critic_mask = real[:, :, None, None].repeat(1, 1, C, G, 1)
+        recorded = self.actor.policy_dist.action_from_buffer(batch.actions)
+        recorded = recorded.unsqueeze(2).expand(-1, -1, G, -1)  # (B, T, G, A)
+        r = (self.reward_multiplier * batch.rews)[:, :, None, None]
+        d = batch.dones.float()[:, :, None, None]
+
+        dist = self.actor(state, log_dict=log, straight_from_obs=direct)
+        with torch.no_grad():
+            next_probs = self.target_actor(state, straight_from_obs=direct).probs[:, 1:].unsqueeze(0)
+            next_values = self.popart(self.target_critics(state[:, 1:], next_probs), normalized=False)
+            assert next_values.shape == (1, B, L - 1, C, G, 1)
+            next_values = next_values.mean(0).mean(2, keepdim=True)
+            target = nstep_return(r, d, next_values, self.gammas.unsqueeze(-1), 1, real[:, :, None, None])
+            self.popart.update_stats(target, mask=critic_mask[:, :, :1])
+        values = self.critics(state[:, :-1], recorded.unsqueeze(0), log_dict=log)[0]
+        critic_loss = (self.popart(values) - self.popart.normalize_values(target)) ** 2
+        critic_mask = self.edit_critic_mask(batch, critic_loss, critic_mask)
+
+        with torch.no_grad():
+            expected = self.critics(state[:, :-1], dist.probs[:, :-1].unsqueeze(0))[0]
+            weights = self.fbc_filter_func((values - expected).mean(2))
+        log_prob = DiscreteLikeContinuous(dist).log_prob(F.pad(recorded, (0, 0, 0, 0, 0, 1)))[:, :-1]
+        actor_loss = -(weights * log_prob)
+        actor_mask = self.edit_actor_mask(batch, actor_loss, actor_mask)
+        losses = masked_avg(actor_loss, actor_mask), masked_avg(critic_loss, critic_mask)
+        if log is not None:
+            log["Actor Loss"], log["Critic Loss"] = losses
+        return losses[0] + self.critic_loss_weight * losses[1]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_forward_written_out_by_the_user_equals_ours(masked, make_batch):
+    settings: dict[str, Any] = MASKED if masked else {}
+    settings = {**settings, "online_coeff": 0.0, "offline_coeff": 1.0, "num_critics": 3, "num_critics_td": 3}
+    batch = with_illegal_actions(make_batch(CHOICE))
+    ours, users = make(**settings).eval(), make(OwnForward, **settings).eval()
+    users.load_state_dict(ours.state_dict())
+    for agent in (ours, users):
+        agent(batch, log_step=True).backward()
+    for name in ("Actor Loss", "Critic Loss"):
+        torch.testing.assert_close(users.update_info[name], ours.update_info[name], rtol=1e-4, atol=1e-5)
+    for module in ("actor", "critics", "traj_encoder", "tstep_encoder"):
+        pairs = zip(getattr(users, module).parameters(), getattr(ours, module).parameters(), strict=True)
+        for mine, theirs in pairs:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
 # Masks of losses as functions

@@ -110,7 +110,7 @@ def _obstacle(agent: BaseAgent) -> str | None:
         return f"{name} overrides get_actions"
     if type(agent).get_state_embedding is not BaseAgent.get_state_embedding:
         return f"{name} overrides get_state_embedding"
-    if agent.pass_obs_keys_to_actor is not None:
+    if agent.pass_obs_keys_to_actor:
         return f"{name} passes observations to its actor"
     if agent.training:
         return f"{name} is in training mode"

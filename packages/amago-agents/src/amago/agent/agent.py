@@ -127,7 +127,7 @@ class Agent(BaseAgent):
         self.n_step = n_step
         self.actor_type = actor_type
         self.critic_type = critic_type
-        self.pass_obs_keys_to_actor = pass_obs_keys_to_actor
+        self.pass_obs_keys_to_actor = list(pass_obs_keys_to_actor or ())
         self._check_settings()
         auxiliary = Multigammas().discrete if self.discrete else Multigammas().continuous
         gammas = torch.tensor([*auxiliary, gamma] if use_multigamma else [gamma], dtype=torch.float32)
@@ -245,7 +245,7 @@ class Agent(BaseAgent):
 
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor receives directly, by key; None without `pass_obs_keys_to_actor`."""
-        if self.pass_obs_keys_to_actor is None:
+        if not self.pass_obs_keys_to_actor:
             return None
         missing = [key for key in self.pass_obs_keys_to_actor if key not in obs]
         if missing:
