@@ -841,10 +841,8 @@ def make_world(name="nowhere"):
     return AMAGOEnv(World(), env_name=name)
 """
 SCRIPT = """
-from pathlib import Path
 from amago import Experiment
 from amago.cli_utils import use_config
-from amago.experiment.run_json import read_run
 
 def main():
     use_config({}, gin_configs=["world.gin"])
@@ -853,11 +851,17 @@ def main():
     experiment.learn()
     print("metrics", experiment.evaluate_test(experiment.make_val_env, episodes=2))
     experiment.close()
-    made = read_run(Path("run")).experiment_arguments(dset_root=None)["make_train_env"]()
-    print("made", made.env_name)
 
 if __name__ == "__main__":
     main()
+"""
+REBUILD = """
+from pathlib import Path
+from amago.experiment.run_json import read_run
+
+record = read_run(Path("run"))
+record.bind_gin()
+print("made", record.experiment_arguments(dset_root=None)["make_train_env"]().env_name)
 """
 WORLD_GIN = """
 import my_world
@@ -884,16 +888,20 @@ def test_a_module_in_the_working_folder_is_found_from_a_gin_file_and_by_workers(
     """The script lies elsewhere, so Python itself does not look into the working folder."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").write_text(SCRIPT)
+    (tmp_path / "scripts" / "rebuild.py").write_text(REBUILD)
     (tmp_path / "my_world.py").write_text(WORLD)
     (tmp_path / "world.gin").write_text(WORLD_GIN)
-    done = subprocess.run(
-        [sys.executable, "scripts/train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'Average Total Return in flatland': 4.0" in done.stdout
-    assert "made flatland" in done.stdout
+    printed = ""
+    for script in ("train.py", "rebuild.py"):
+        done = subprocess.run(
+            [sys.executable, f"scripts/{script}"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        printed += done.stdout
+    assert "'Average Total Return in flatland': 4.0" in printed
+    assert "made flatland" in printed
