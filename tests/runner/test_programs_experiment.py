@@ -27,6 +27,7 @@ from amago.agent import Agent, Batch, MultiTaskAgent
 from amago.cli_utils import use_config
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
+from amago.envs.vector import make_vector_env
 from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
@@ -175,6 +176,30 @@ def test_what_a_replaced_init_model_sets_is_trained(make_experiment: MakeExperim
     resumed = make_experiment(cls=OwnInitModel, epochs=1, resume=True)
     resumed.start()
     assert resumed.lr_schedule.get_last_lr() == [0.25 / 16]
+
+
+class OwnEnvs(Experiment):
+    """Makes its environments by itself, without calling super."""
+
+    def init_envs(self) -> None:
+        self.train_envs = make_vector_env(
+            [_make_memory_env] * self.parallel_actors,
+            env_mode=self.env_mode,
+            exploration_wrapper_type=self.exploration_wrapper_type,
+        )
+        self.val_envs = make_vector_env([_make_memory_env] * 2, env_mode="sync")
+
+
+def test_environments_of_a_replaced_init_envs_are_used(make_experiment: MakeExperiment) -> None:
+    experiment: Any = make_experiment(cls=OwnEnvs, epochs=1)
+    experiment.start()
+    assert experiment.rl2_space is experiment.train_envs.rl2_space
+    own = (experiment.train_envs, experiment.val_envs)
+    experiment.learn()
+    assert (experiment.train_envs, experiment.val_envs) == own
+    assert experiment.counters.env_steps == 60
+    assert RETURN in experiment.evaluate_val()
+    assert experiment.policy.obs_space is experiment.observation_space
 
 
 class FrozenEncoder(Experiment):
