@@ -111,9 +111,10 @@ lock-check: setup  ## check that uv.lock matches the pyproject files
 lock: setup  ## update uv.lock
 	$(BIN)/uv lock
 
-pins: setup  ## write the installed versions to constraints.txt
+pins: setup $(ENVS_VENV)/.installed  ## write the installed versions to constraints.txt and constraints-envs.txt
 	$(BIN)/python scripts/pin.py constraints.txt
-	touch $(INSTALLED)
+	$(ENVS_VENV)/bin/python scripts/pin.py constraints-envs.txt
+	touch $(INSTALLED) $(ENVS_VENV)/.installed
 
 wheels: setup  ## build the five wheels into dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only
