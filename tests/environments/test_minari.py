@@ -122,9 +122,9 @@ def test_the_data_is_converted_once_into_protected_trajectories(tmp_path, by_id)
     assert {path: path.stat().st_mtime_ns for path in (store / "buffer" / "protected").iterdir()} == files
     assert offline.save_new_trajs_to is None
     offline.configure(8, 1000, "none", has_edit_rights=False)
-    recorded = {len(episode): episode for episode in dataset.iterate_episodes()}
+    recorded = {episode.observations[0].tobytes(): episode for episode in dataset.iterate_episodes()}
     sample = offline.sample_random_trajectory()
-    episode = recorded[len(sample.actions)]
+    episode = recorded[sample.obs["observation"][0].tobytes()]
     np.testing.assert_array_equal(sample.obs["observation"], episode.observations)
     np.testing.assert_array_equal(sample.actions.argmax(-1), episode.actions)
     np.testing.assert_array_equal(sample.rews[:, 0], episode.rewards)
