@@ -20,7 +20,7 @@ from amago.nets.actor_critic import Actor
 from amago.nets.traj_encoders import get_traj_encoder_cls, list_registered_traj_encoders
 from amago.nets.tstep_encoders import FFTstepEncoder
 
-LENGTH, CUES = 24, 4
+LENGTH, CUES = 16, 4
 
 
 class Imitator(nn.Module):

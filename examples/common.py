@@ -59,20 +59,20 @@ def run_trials(
         keep_buffer: keep the replay buffer. It is kept in any case if `--mode` is not "both", since other
             processes may still use it.
     """
-    test_timesteps = args.test_timesteps or test_timesteps
+    if args.smoke:
+        test_timesteps = min(test_timesteps, smoke_steps)
     metrics: dict[str, float] = {}
     for trial in range(args.trials):
         experiment = make_experiment(f"{group_name}_trial_{trial}")
         if args.smoke:
             experiment.val_timesteps_per_epoch = min(experiment.val_timesteps_per_epoch, smoke_steps)
-            test_timesteps = min(test_timesteps, smoke_steps)
         # Closing stops the workers and finishes the wandb run, if there is one, after an error too.
         with contextlib.closing(switch_async_mode(experiment, args.mode)):
             experiment.start()
             if args.ckpt is not None:
                 experiment.load_checkpoint(args.ckpt)
             experiment.learn()
-            metrics = experiment.evaluate_test(make_test_env, timesteps=test_timesteps)
+            metrics = experiment.evaluate_test(make_test_env, timesteps=args.test_timesteps or test_timesteps)
             if args.mode == "both" and not keep_buffer:
                 experiment.delete_buffer_from_disk()
         print(experiment.run_name, metrics)
