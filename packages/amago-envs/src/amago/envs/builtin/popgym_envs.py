@@ -161,9 +161,9 @@ class MultiDomainPOPGym(gym.Env[Vector, int]):
     Observation, float32 (30,): in the first 26 places the task's own, flattened as in `POPGym`, then zeros;
     [26] steps / 1000 since reset; [27] attempt / warmup_episodes, attempts counted from 0; [28] 1 if the last
     action was valid; [29] the true reward of this step, in warm-up too. Within [-5, 5]; [26] may be larger with
-    six or more warm-up attempts. Actions: Discrete(26). An action that the task does not have is replaced by a random
-    one that it has. popgym 1.0.7 has 27 actions in CountRecall Easy and Medium: the answer 26 cannot be given.
-    No metrics; `info` is popgym's.
+    six or more warm-up attempts. Actions: Discrete(26). An action that the task does not have is replaced by a
+    random one that it has. popgym 1.0.7 has 27 actions in CountRecall Easy and Medium: the answer 26 cannot be
+    given. No metrics; `info` is popgym's.
 
     Environments are built when their task is first drawn.
 
@@ -190,7 +190,8 @@ class MultiDomainPOPGym(gym.Env[Vector, int]):
         "NoisyPositionOnlyCartPole",
         "HigherLower",
     )
-    mt_names = tuple(name + level for name in ALL_LEVELS for level in LEVELS) + (
+    mt_names = (
+        *(name + level for name in ALL_LEVELS for level in LEVELS),
         "MultiarmedBanditEasy",
         "MultiarmedBanditMedium",
         "MineSweeperEasy",
@@ -266,7 +267,7 @@ class MultiDomainPOPGym(gym.Env[Vector, int]):
 
 
 class MultiDomainPOPGymAMAGO(AMAGOEnv):
-    """`MultiDomainPOPGym` for agents; `env_name` is `MultiDomainPOPGym-{task}`, for example "...-AutoencodeEasy"."""
+    """`MultiDomainPOPGym` for agents; `env_name` is for example "MultiDomainPOPGym-AutoencodeEasy"."""
 
     def __init__(self, warmup_episodes: int = 1) -> None:
         self.multi_domain = MultiDomainPOPGym(warmup_episodes)
