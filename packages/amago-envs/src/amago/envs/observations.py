@@ -187,7 +187,7 @@ class _Leaf:
 
 def _unwrapped(value: Any) -> Any:
     """The value of a leaf; a subclass may return `{"observation": value}` for a space that is not a dict."""
-    return value[DEFAULT_KEY] if type(value) is dict else value
+    return value[DEFAULT_KEY] if type(value) is dict and DEFAULT_KEY in value else value
 
 
 class _OneHotLeaf:
