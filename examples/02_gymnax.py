@@ -29,6 +29,7 @@ from amago.cli_utils import (
 )
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
+from amago.envs.builtin.optional import optional_import
 from amago.nets.cnn import GridworldCNN
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     args.env_mode = "already_vectorized"
     # Otherwise jax takes most of the GPU's memory for itself when it starts.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import gymnax
+    gymnax = optional_import("gymnax", extra="gymnax")
 
     def make_env() -> AMAGOEnv:
         env, params = gymnax.make(args.env)

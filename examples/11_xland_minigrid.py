@@ -36,11 +36,12 @@ from amago.cli_utils import (
     use_config,
 )
 from amago.envs import AMAGOEnv
+from amago.envs.builtin.optional import optional_import
 from amago.envs.builtin.xland_minigrid import XLandMinigridVectorizedGym
 from amago.nets.cnn import GridworldCNN
 from amago.nets.utils import add_activation_log, symlog
 
-BENCHMARKS = ["trivial-1m", "small-1m", "medium-1m", "medium-3m", "high-1m", "high-3m"]
+BENCHMARKS = ["trivial-21k", "small-1m", "medium-1m", "medium-3m", "high-1m", "high-3m"]
 NUM_IDS = 15  # of tiles, of colours, and in the encoding of a goal
 
 
@@ -105,6 +106,24 @@ class XLandMGTstepEncoder(TstepEncoder):
         return self.out_norm(self.out(F.leaky_relu(self.hidden(merged))))
 
 
+def ten_tasks() -> Any:
+    """A benchmark of ten tasks without rules, to come near a ball or a square, for `--smoke`: no download."""
+    import jax.numpy as jnp
+    from xminigrid.benchmarks import Benchmark
+    from xminigrid.core.constants import TILES_REGISTRY, Colors, Tiles
+    from xminigrid.core.goals import AgentNearGoal
+    from xminigrid.core.rules import EmptyRule
+
+    colors = (Colors.RED, Colors.GREEN, Colors.BLUE, Colors.YELLOW, Colors.PURPLE)
+    tiles = [TILES_REGISTRY[tile, color] for tile in (Tiles.BALL, Tiles.SQUARE) for color in colors]
+    return Benchmark(
+        goals=jnp.stack([AgentNearGoal(tile=tile).encode() for tile in tiles]),
+        rules=jnp.stack([EmptyRule().encode()[None] for _ in tiles]),
+        init_tiles=jnp.stack([tile[None] for tile in tiles]),
+        num_rules=jnp.zeros(len(tiles), int),
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     """Trains and tests; returns the metrics of the last trial's test."""
     parser = add_common_cli(ArgumentParser(description=__doc__.splitlines()[0]))
@@ -118,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     args.env_mode = "already_vectorized"
     # Otherwise jax takes most of the GPU's memory for itself when it starts.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    xminigrid = optional_import("xminigrid", extra="xland")
+    benchmark = ten_tasks() if args.smoke else xminigrid.load_benchmark(args.benchmark)
 
     def make_tasks(split: str) -> XLandMinigridVectorizedGym:
         return XLandMinigridVectorizedGym(
@@ -125,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             k_episodes=args.k_shots,
             rooms=args.rooms,
             grid_size=args.grid_size,
-            ruleset_benchmark=args.benchmark,
+            ruleset_benchmark=benchmark,
             train_test_split=split,
         )
 

@@ -81,14 +81,14 @@ def main(argv: Sequence[str] | None = None) -> float:
     """Trains; returns the accuracy of playing."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traj_encoder", choices=list_registered_traj_encoders(), default="transformer")
-    parser.add_argument("--steps", type=int, default=400, help="updates")
+    parser.add_argument("--steps", type=int, default=200, help="updates")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--smoke", action="store_true", help="10 updates")
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
     model = Imitator(args.traj_encoder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(1, (10 if args.smoke else args.steps) + 1):
         obs, time_idxs, actions = make_batch(args.batch_size)
         logits, _ = model(obs, time_idxs)

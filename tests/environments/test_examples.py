@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.examples.running import run_example
+from tests.examples.running import EXAMPLES, run_example, run_python
 
 # The name under which the test's return is logged; "" where the episodes are longer than the smoke run's test.
 SCRIPTS = {
@@ -19,11 +19,30 @@ SCRIPTS = {
 }
 
 
+WITH_STAND_IN = """
+import runpy, sys
+from types import ModuleType
+from tests.environments import alchemy_stand_in
+
+sys.modules["dm_alchemy"] = ModuleType("dm_alchemy")
+sys.modules["dm_alchemy.symbolic_alchemy"] = alchemy_stand_in
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_smoke_run_learns_and_tests(script: str, tmp_path: Path) -> None:
     metrics = run_example(script, tmp_path, ["--smoke"])
     if SCRIPTS[script]:
         assert f"Average Total Return in {SCRIPTS[script]}" in metrics
+
+
+def test_alchemy_on_a_stand_in_for_its_package(tmp_path: Path) -> None:
+    """dm_alchemy is not on a package index, see `alchemy_stand_in`."""
+    options = ["--smoke", "--buffer_dir", str(tmp_path)]
+    output = run_python("-c", WITH_STAND_IN, str(EXAMPLES / "06_alchemy.py"), *options)
+    assert "Average Trial 9 Return in dm_symbolic_alchemy" in output
 
 
 def test_all_tasks_of_popgym_at_once(tmp_path: Path) -> None:
