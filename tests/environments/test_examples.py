@@ -20,13 +20,14 @@ SCRIPTS = {
 
 
 WITH_STAND_IN = """
-import runpy, sys
+import os, runpy, sys
 from types import ModuleType
 from tests.environments import alchemy_stand_in
 
 sys.modules["dm_alchemy"] = ModuleType("dm_alchemy")
 sys.modules["dm_alchemy.symbolic_alchemy"] = alchemy_stand_in
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
