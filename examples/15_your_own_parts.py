@@ -144,11 +144,13 @@ class Teacher(RLDataset):
             rewards.append(reward)
             over = terminated or truncated
         steps = len(actions)
+        dones = np.zeros((steps, 1), np.bool_)
+        dones[-1] = terminated  # and not at the time limit, after which the pole would still stand
         return RLData(
             obs={"observation": np.array(states, np.float32)[:, SEEN]},
             actions=np.eye(2, dtype=np.float32)[actions],
             rews=np.array(rewards, np.float32)[:, None],
-            dones=np.arange(steps)[:, None] == (steps - 1 if terminated else steps),
+            dones=dones,
             time_idxs=np.arange(steps + 1)[:, None],
         )
 
