@@ -64,7 +64,7 @@ def test_a_short_training_on_minigrid_with_missions(mode, short_training):
     space = experiment.train_envs.observation_space
     assert set(space) == {"attempt", "direction", "image", "mission"}
     assert type(experiment.policy.tstep_encoder).__name__ == "MultiModalTstepEncoder"
-    assert type(experiment.policy.tstep_encoder.obs_encoders["mission"]).__name__ == "TokenFeatures"
+    assert type(experiment.policy.tstep_encoder.obs_encoders["mission_encoder"]).__name__ == "TokenFeatures"
 
 
 def test_a_short_training_on_cart_pole(short_training):
