@@ -1,6 +1,7 @@
 """Runs scripts of the examples folder as their readers do, and reads what they log."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,5 +33,5 @@ def run_example(
     options = ["--run_name", "run", "--buffer_dir", str(buffer_dir), *arguments]
     run_python(str(EXAMPLES / script), *options, **environment)
     (run_folder,) = (path.parent for path in buffer_dir.glob("*/metrics.jsonl"))
-    assert logged_metrics(run_folder, "train-update")["Learning Rate"] >= 0.0
+    assert math.isfinite(logged_metrics(run_folder, "train-update")["Actor Loss"])
     return logged_metrics(run_folder, "test")
