@@ -2,8 +2,8 @@
 
 Needs gymnax: pip install 'amago-envs[gymnax]'. One object is all actors, --env_mode is always
 already_vectorized, and --parallel_actors (12) should be raised to hundreds. MemoryChain-bsuite and the
-other memory tasks of bsuite are a good test of a sequence model. bsuite's returns are at most 1 in
-MemoryChain; for the bounds of others see gymnax.
+other memory tasks of bsuite are a good test of a sequence model; MemoryChain returns 1 at most, and the
+others state their bounds in gymnax.
 
     python examples/02_gymnax.py --env MemoryChain-bsuite --parallel_actors 512 --run_name chain \\
         --buffer_dir runs --no_log

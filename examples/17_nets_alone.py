@@ -4,7 +4,7 @@ Needs torch, amago-kernels and amago-nets. In each sequence a cue is shown first
 the expert's action, which depends on the cue and on the noise now, is asked for at every step. A timestep
 encoder, a sequence model chosen by name and an actor head are trained by maximum likelihood; then the same
 networks act step by step with a hidden state. Sequence models with memory approach an accuracy of 1;
---traj_encoder ff can only guess the cue and stays near 1 / 4.
+--traj_encoder ff can only guess the cue, after the first of 16 steps, and stays near 0.3.
 
     python examples/17_nets_alone.py --traj_encoder rnn
 """
