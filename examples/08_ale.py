@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--games", nargs="+", default=None, help=f"default: {' '.join(GAMES)}")
     parser.add_argument("--max_seq_len", type=int, default=80, help="context length in timesteps")
     parser.add_argument("--cnn", choices=["impala", "nature"], default="impala")
-    args = parse_args(parser, argv, smoke="--games Pong Breakout --max_seq_len 4 --agent_type multitask")
+    args = parse_args(parser, argv, smoke="--games Breakout MsPacman --max_seq_len 4 --agent_type multitask")
 
     games = args.games or GAMES
     actors_per_game = math.ceil(args.parallel_actors / len(games))
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             save_trajs_as="npz-compressed",
         )
 
-    return run_trials(args, group_name, make_experiment, make_envs, test_timesteps=108_000)
+    return run_trials(args, group_name, make_experiment, make_envs, test_timesteps=108_000, smoke_steps=300)
 
 
 if __name__ == "__main__":
