@@ -8,13 +8,13 @@ Small environments do not need the full setting (12 million timesteps, a million
 minutes on two CPU cores, with the networks and learning rates of the .gin files:
 
     python examples/01_basic_gym.py --env CartPole-v1 --configs examples/cartpole.gin --run_name cartpole \\
-        --buffer_dir runs --no_log --traj_encoder ff --memory_size 64 --memory_layers 1 --max_seq_len 32 \\
+        --buffer_dir runs --no_log --traj_encoder ff --memory_size 64 --memory_layers 1 --max_seq_len 16 \\
         --env_mode sync --dloader_workers 0 --parallel_actors 16 --epochs 50 --timesteps_per_epoch 100 \\
-        --batches_per_epoch 50 --batch_size 32
+        --batches_per_epoch 50 --batch_size 64
     python examples/01_basic_gym.py --env Pendulum-v1 --configs examples/pendulum.gin --run_name pendulum \\
-        --buffer_dir runs --no_log --traj_encoder ff --memory_size 64 --memory_layers 1 --max_seq_len 25 \\
+        --buffer_dir runs --no_log --traj_encoder ff --memory_size 64 --memory_layers 1 --max_seq_len 8 \\
         --env_mode sync --dloader_workers 0 --parallel_actors 8 --epochs 50 --timesteps_per_epoch 50 \\
-        --batches_per_epoch 50 --batch_size 16
+        --batches_per_epoch 50 --batch_size 48
 """
 
 from argparse import ArgumentParser

@@ -13,8 +13,8 @@ from amago.envs import AMAGOEnv
 
 # What `--smoke` does to the options of `add_common_cli`.
 SMOKE = (
-    "--no_log --seed 0 --epochs 1 --timesteps_per_epoch 60 --batches_per_epoch 2 --batch_size 2 --parallel_actors 2 "
-    "--env_mode sync --dloader_workers 0 --memory_size 32 --memory_layers 1"
+    "--no_log --seed 0 --epochs 1 --timesteps_per_epoch 60 --batches_per_epoch 2 --batch_size 2 "
+    "--parallel_actors 2 --env_mode sync --dloader_workers 0 --memory_size 32 --memory_layers 1"
 )
 
 

@@ -11,12 +11,12 @@ Train = Callable[..., dict[str, float]]
 # As the docstrings of the scripts have them.
 SMALL = "--seed 0 --no_log --env_mode sync --dloader_workers 0 --memory_size 64 --memory_layers 1"
 CARTPOLE = (
-    "--env CartPole-v1 --traj_encoder ff --max_seq_len 32 --parallel_actors 16 --epochs 50 "
-    "--timesteps_per_epoch 100 --batches_per_epoch 50 --batch_size 32"
+    "--env CartPole-v1 --traj_encoder ff --max_seq_len 16 --parallel_actors 16 --epochs 50 "
+    "--timesteps_per_epoch 100 --batches_per_epoch 50 --batch_size 64"
 )
 PENDULUM = (
-    "--env Pendulum-v1 --traj_encoder ff --max_seq_len 25 --parallel_actors 8 --epochs 50 "
-    "--timesteps_per_epoch 50 --batches_per_epoch 50 --batch_size 16"
+    "--env Pendulum-v1 --traj_encoder ff --max_seq_len 8 --parallel_actors 8 --epochs 50 "
+    "--timesteps_per_epoch 50 --batches_per_epoch 50 --batch_size 48"
 )
 TMAZE = "--horizon 50 --parallel_actors 16 --epochs 80 --timesteps_per_epoch 102 --batches_per_epoch 25"
 
