@@ -133,7 +133,7 @@ class AMAGOEnv(ForwardingWrapper):
     def step_count(self) -> npt.NDArray[np.int64]:
         """(E,) int64, steps since the start of each running episode."""
         counts = self._time_idx if self.shared_step_count is None else self.shared_step_count
-        return counts.copy()
+        return np.array(counts)
 
     @property
     def env_name(self) -> str:
