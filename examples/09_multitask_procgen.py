@@ -89,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             val_timesteps_per_epoch=5 * horizon + 1,
         )
 
-    return run_trials(
-        args, group_name, make_experiment, make_test_env, test_timesteps=20 * horizon, smoke_steps=500
-    )
+    return run_trials(args, group_name, make_experiment, make_test_env, test_timesteps=20 * horizon)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ SCRIPTS = {
     "03_popgym_suite.py": "popgym-RepeatPreviousEasy-v0",
     "07_metaworld.py": "reach-v3",
     "08_ale.py": "Breakout",
-    "09_multitask_procgen.py": "",
     "10_babyai.py": "",
     "11_xland_minigrid.py": "XLandMiniGrid-small-1m-R1-9x9",
     "12_half_cheetah_vel.py": "HalfCheetahVelocity-Vel-[",
@@ -37,6 +36,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_the_smoke_run_learns_and_tests(script: str, tmp_path: Path) -> None:
     metrics = run_example(script, tmp_path, ["--smoke"])
     assert any(name.startswith(f"Average Total Return in {SCRIPTS[script]}") for name in metrics)
+
+
+def test_procgen_whose_attempts_are_longer_than_the_test_of_a_smoke_run(tmp_path: Path) -> None:
+    run_example("09_multitask_procgen.py", tmp_path, ["--smoke"])
 
 
 def test_alchemy_on_a_stand_in_for_its_package(tmp_path: Path) -> None:

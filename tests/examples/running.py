@@ -21,9 +21,9 @@ def run_python(*arguments: str, **environment: str) -> str:
 
 
 def logged_metrics(run_folder: Path, section: str) -> dict[str, float]:
-    """The last metrics that a run logged under a section: "val", "train", "train-update" or "test"."""
+    """The last metrics that a run logged under "val", "train", "train-update" or "test"; empty without any."""
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-    return [entry["metrics"] for entry in map(json.loads, lines) if entry["section"] == section][-1]
+    return [{}, *(entry["metrics"] for entry in map(json.loads, lines) if entry["section"] == section)][-1]
 
 
 def run_example(
