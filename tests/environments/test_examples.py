@@ -53,8 +53,3 @@ def test_all_tasks_of_popgym_at_once(tmp_path: Path) -> None:
     # Two attempts at the longest task take 1200 steps.
     metrics = run_example("03_popgym_suite.py", tmp_path, ["--smoke", "--multidomain", *STEPS])
     assert any(name.startswith("Average Total Return in MultiDomainPOPGym-") for name in metrics)
-
-
-def test_the_metaworld_benchmark_of_the_older_name(tmp_path: Path) -> None:
-    metrics = run_example("07_metaworld.py", tmp_path, ["--smoke", "--benchmark", "reach-v2"])
-    assert "Average Trial 0 Success in reach-v3" in metrics
