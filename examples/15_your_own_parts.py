@@ -169,7 +169,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     config: dict[str, Any] = {"Bursts.chance": 0.05}
     tstep_encoder = switch_tstep_encoder(config, "fourier", frequencies=3)
     traj_encoder = switch_traj_encoder(config, args.traj_encoder, args.memory_size, args.memory_layers)
-    agent = switch_agent(config, args.agent_type, reward_multiplier=1.0, gamma=0.99, tau=0.02)
+    agent = switch_agent(
+        config,
+        args.agent_type,
+        reward_multiplier=1.0,
+        gamma=0.99,
+        use_multigamma=False,
+        tau=0.05,
+        n_step=5,
+        offline_coeff=1.0,  # imitates what the critics find better than the policy, such as the teacher
+    )
     exploration = switch_exploration(config, "bursts", length=3)
     use_config(config, args.configs)
 
@@ -190,7 +199,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             traj_encoder_type=traj_encoder,
             exploration_wrapper_type=exploration,
             val_timesteps_per_epoch=500,
+            padded_sampling="both",
             learning_rate=5e-4,
+            lr_warmup_steps=100,
             sample_actions_val=False,
         )
 
