@@ -24,7 +24,8 @@ SOURCES := $(PACKAGE_PATHS:%=%/src)
 INSTALLED := .venv/.installed
 ENVS_VENV := .venv-envs
 ENV_EXTRAS := popgym,babyai,metaworld,atari,retro,xland,gymnax,mujoco,dm-control,minari
-ENV_PACKAGES_NO_DEPS := procgen2 gym3  # procgen2 asks for numpy 1, and runs with numpy 2
+# procgen2 and gym ask for older versions than those that they run with; gym3 needs cffi and imageio.
+ENV_PACKAGES_NO_DEPS := procgen2 gym3 envpool gym gym-notices optree
 
 # Caches and compiled kernels go to the build folder of the repository, not to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/build/home/matplotlib
@@ -81,7 +82,7 @@ $(ENVS_VENV)/.installed: constraints-envs.txt $(PACKAGE_PATHS:%=%/pyproject.toml
 	test -x $(ENVS_VENV)/bin/python || $(PYTHON) -m venv $(ENVS_VENV)
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt 'pip>=25.1'
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt pytest pytest-xdist pytest-timeout \
+	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt pytest pytest-xdist pytest-timeout cffi imageio \
 		$(PACKAGE_PATHS:%=-e %) 'amago-envs[$(ENV_EXTRAS)]'
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt --no-deps $(ENV_PACKAGES_NO_DEPS)
 	touch $@
@@ -110,9 +111,10 @@ lock-check: setup  ## check that uv.lock matches the pyproject files
 lock: setup  ## update uv.lock
 	$(BIN)/uv lock
 
-pins: setup  ## write the installed versions to constraints.txt
+pins: setup $(ENVS_VENV)/.installed  ## write the installed versions to constraints.txt and constraints-envs.txt
 	$(BIN)/python scripts/pin.py constraints.txt
-	touch $(INSTALLED)
+	$(ENVS_VENV)/bin/python scripts/pin.py constraints-envs.txt
+	touch $(INSTALLED) $(ENVS_VENV)/.installed
 
 wheels: setup  ## build the five wheels into dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only
