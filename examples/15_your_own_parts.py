@@ -9,7 +9,7 @@ take registered names), and gin sets its arguments (--configs).
         --dloader_workers 0 --timesteps_per_epoch 200 --batches_per_epoch 50 --memory_size 64 --memory_layers 1
 
 That took 91 seconds of one CPU core and reached a mean return of 262 in its test (seed 0; random actions:
-22).
+23).
 """
 
 from argparse import ArgumentParser
