@@ -1,16 +1,12 @@
-"""Settings, gin and the examples, as the learning tests share them."""
+"""Fixtures of the learning tests: gin, threads and folders."""
 
-import importlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import gin
 import pytest
 import torch
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +24,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a script of the examples folder."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module
 
 
 @pytest.fixture

@@ -1,46 +1,53 @@
-"""The examples run, and learn: control with discrete and continuous actions, memory over fifty steps."""
+"""Examples learn: control with discrete and continuous actions, memory over fifty steps."""
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.examples.running import EXAMPLES, run_example
 
 Train = Callable[..., dict[str, float]]
 
+# As the docstrings of the scripts have them.
+SMALL = "--seed 0 --no_log --env_mode sync --dloader_workers 0 --memory_size 64 --memory_layers 1"
+CARTPOLE = (
+    "--env CartPole-v1 --traj_encoder ff --max_seq_len 16 --parallel_actors 16 --epochs 50 "
+    "--timesteps_per_epoch 100 --batches_per_epoch 50 --batch_size 64"
+)
+PENDULUM = (
+    "--env Pendulum-v1 --traj_encoder ff --max_seq_len 8 --parallel_actors 8 --epochs 50 "
+    "--timesteps_per_epoch 50 --batches_per_epoch 50 --batch_size 48"
+)
+TMAZE = "--horizon 50 --parallel_actors 16 --epochs 80 --timesteps_per_epoch 102 --batches_per_epoch 25"
+
 
 @pytest.fixture
-def train(example: Callable[[str], ModuleType], buffer_dir: Path) -> Train:
-    """Runs an example to its end with a fixed seed; the metrics of its final evaluation."""
+def train(buffer_dir: Path) -> Train:
+    """Runs an example with a .gin file and a fixed seed; the metrics of its final test."""
 
-    def run(name: str, *arguments: str) -> dict[str, float]:
-        common = ["--run_name", name, "--buffer_dir", str(buffer_dir), "--no_log", "--seed", "0"]
-        metrics: dict[str, float] = example(name).main([*common, *arguments])
-        return metrics
+    def run(script: str, gin_file: str, arguments: str) -> dict[str, float]:
+        config = ["--configs", str(EXAMPLES / gin_file)]
+        return run_example(script, buffer_dir, [*config, *SMALL.split(), *arguments.split()])
 
     return run
 
 
-@pytest.mark.parametrize("name", ["cartpole", "pendulum", "tmaze"])
-def test_an_example_runs_from_start_to_evaluation(train: Train, name: str) -> None:
-    size = "--epochs 1 --timesteps_per_epoch 210 --batches_per_epoch 2 --parallel_actors 2 --eval_episodes 4"
-    assert train(name, *size.split())
-
-
 @pytest.mark.slow
 def test_cartpole_is_balanced(train: Train) -> None:
-    assert train("cartpole")["Average Total Return in CartPole-v1"] > 400
+    metrics = train("01_basic_gym.py", "cartpole.gin", CARTPOLE)
+    assert metrics["Average Total Return in CartPole-v1"] > 400
 
 
 @pytest.mark.slow
 def test_pendulum_swings_up(train: Train) -> None:
-    assert train("pendulum")["Average Total Return in Pendulum-v1"] > -300
+    metrics = train("01_basic_gym.py", "pendulum.gin", PENDULUM)
+    assert metrics["Average Total Return in Pendulum-v1"] > -300
 
 
 def success_in_the_maze(train: Train, encoder: str) -> float:
-    """Success over 500 evaluation rollouts of a corridor of 50 steps."""
-    metrics = train("tmaze", "--traj_encoder", encoder, "--corridor_length", "50", "--eval_episodes", "500")
-    return metrics["Average Success in T-Maze"]
+    """Success over 512 rollouts of a corridor of 50 steps."""
+    arguments = f"{TMAZE} --traj_encoder {encoder} --test_timesteps {32 * 51}"
+    return train("04_tmaze.py", "tmaze.gin", arguments)["Average Success in TMazePassive-H50"]
 
 
 @pytest.mark.slow
