@@ -99,6 +99,13 @@ def _format_of(target: Path, single: bool) -> str:
         return ARRAYS
     if target.suffix == ".npz":
         return "npz" if single else ARRAYS
+    if target.suffix[1:].isalpha() and target.suffix not in SAVE_FORMATS.values():
+        raise UsageProblem(
+            f"the format of {target.name} is unknown: trajectories are written as {', '.join(SAVE_FORMATS)} (files "
+            f"{', '.join(sorted(set(SAVE_FORMATS.values())))}, or a folder of them), arrays as "
+            f"{', '.join(ARRAY_SUFFIXES)}.",
+            "DST",
+        )
     return "traj"
 
 

@@ -1,7 +1,8 @@
 """The recipe: every setting of a training run, with its type, default value and help text.
 
 The options of `amago-run train` and their help are generated from these fields (`options.py`), and run.json
-records the recipe, so `eval` and `--resume` need no options.
+records the recipe, so `eval` and `--resume` need no options. `RECIPES` holds the default settings for each kind of
+environment, `QUICKSTART` those of the quickstart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 from typer.models import OptionInfo
+
+from amago.envs.builtin.catalog import Kind
 
 ENVIRONMENT = "Environment"
 AGENT = "Agent"
@@ -38,13 +41,22 @@ class Recipe:
     A setting of None is chosen to suit the environment.
 
     Attributes:
-        env: a builtin environment's name or a Gymnasium id.
+        env: a builtin environment's name, an id of its package, or a Gymnasium id.
+        context: the largest default context length in timesteps.
         val_rounds: episodes that every actor can finish, at least, in an evaluation during training.
+        val_steps: the most steps of an actor in an evaluation during training.
+        sample_actions_val: sample actions in evaluations, instead of taking the most likely ones.
+        sample_by: "files" or "timesteps": what has the same chance to be drawn from the replay buffer.
+        padded_sampling: ends of a trajectory that training sequences may extend past: "none", "both", "left" or
+            "right".
+        traj_save_len: longest trajectory file in timesteps, so that learning need not wait for the end of long
+            episodes; None writes whole episodes.
         lr_warmup_steps: linear warm-up of the learning rate, in updates.
         grad_clip: maximum norm of the gradient.
         l2_coeff: weight decay of AdamW.
         exploration_share: fraction of the run over which exploration is annealed, in (0, 1].
-        gin: further gin settings, "Selector.parameter" to value; options, --gin and --set override them.
+        gin: further gin settings, "Selector.parameter" to value; options, --gin and --set override them. Settings
+            of "Agent" are those of the agent that is chosen.
     """
 
     env: str
@@ -57,7 +69,8 @@ class Recipe:
         Literal["sync", "async", "already_vectorized"],
         _option(
             ENVIRONMENT,
-            "sync: in this process; async: in worker processes; already_vectorized: a batched environment.",
+            "sync: in this process; async: in worker processes; already_vectorized: an environment that steps "
+            "many at once, such as gymnax's.",
             "MODE",
         ),
     ] = "sync"
@@ -68,7 +81,7 @@ class Recipe:
         _option(AGENT, "Timestep encoder: ff, cnn, multimodal.", show_default="by the observation space"),
     ] = None
     traj_encoder: Annotated[
-        str, _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn, ff, identity.")
+        str, _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn or gru, ff, identity.")
     ] = "transformer"
     memory_size: Annotated[int, _number(AGENT, "Width of the trajectory encoder.")] = 128
     memory_layers: Annotated[int, _number(AGENT, "Layers of the trajectory encoder.")] = 2
@@ -77,7 +90,7 @@ class Recipe:
         _number(
             AGENT,
             "Context length in timesteps.",
-            show_default="the time limit, at most 128 for Gymnasium ids",
+            show_default="the time limit, up to a length by kind",
         ),
     ] = None
 
@@ -97,14 +110,24 @@ class Recipe:
     loader_workers: Annotated[
         int, _number(LEARNING, "Data loader processes; 0 loads in this process.", min=0)
     ] = 0
+    threads: Annotated[
+        int | None,
+        _number(LEARNING, "Threads of torch on a CPU.", show_default="torch's; 1 for small networks"),
+    ] = None
     lr_warmup_steps: int = 500
     grad_clip: float = 1.0
     l2_coeff: float = 1e-3
     exploration_share: float = 0.8
+    context: int = 128
+    sample_by: Literal["files", "timesteps"] = "files"
+    padded_sampling: Literal["none", "both", "left", "right"] = "none"
+    traj_save_len: int | None = None
 
     seed: Annotated[int, _number(RUN, "Random seed.", min=0)] = 0
     val_interval: Annotated[int, _number(RUN, "Epochs between evaluations.")] = 10
     val_rounds: int = 2
+    val_steps: int = 2000
+    sample_actions_val: bool = True
     ckpt_interval: Annotated[int, _number(RUN, "Epochs between checkpoints.")] = 50
     eval_episodes: Annotated[int, _number(RUN, "Episodes of the evaluation after training.")] = 100
     gin: Mapping[str, Any] = field(default_factory=dict)
@@ -145,9 +168,50 @@ FIXED_WHEN_RESUMED = (
     "seed",
 )
 
+# Default settings by kind of environment, where they differ from those of the dataclass. Each is for two CPU cores.
+RECIPES: dict[Kind, dict[str, Any]] = {
+    # Markov control: networks without memory, and several updates per collected episode.
+    "vectors": {
+        "traj_encoder": "ff",
+        "memory_size": 64,
+        "memory_layers": 1,
+        "actors": 16,
+        "epochs": 50,
+        "timesteps_per_epoch": 100,
+        "batches_per_epoch": 50,
+        "batch_size": 32,
+        "learning_rate": 5e-4,
+        "lr_warmup_steps": 100,
+        "threads": 1,
+        "context": 32,
+        # Sampling files uniformly would mostly show the short episodes of bad policies.
+        "sample_by": "timesteps",
+        # Otherwise the last step of an episode, such as a fall, is rare in the batches.
+        "padded_sampling": "both",
+        "traj_save_len": 100,
+        "sample_actions_val": False,
+        "gin": {
+            "FFTstepEncoder.d_hidden": 128,
+            "FFTstepEncoder.d_output": 64,
+            "Actor.d_hidden": 128,
+            "NCritics.d_hidden": 128,
+            "Agent.gamma": 0.99,
+            "Agent.use_multigamma": False,
+            "Agent.reward_multiplier": 1.0,
+            "Agent.tau": 0.1,
+            "Agent.n_step": 5,
+            "EpsilonGreedy.eps_end": 0.01,
+        },
+    },
+    "memory": {"context": 512},
+    "pixels": {"context": 32},
+    "tokens": {"context": 64},
+}
+
 QUICKSTART_NAME = "quickstart"
 QUICKSTART = Recipe(
     env="MetaFrozenLake",
+    context=512,
     env_args={"size": 3, "k_episodes": 5},
     memory_size=64,
     memory_layers=2,
@@ -175,6 +239,6 @@ QUICKSTART = Recipe(
 )
 
 
-def recipe_for(env: str | None) -> Recipe:
-    """The recipe of an environment; the quickstart's for None and for the quickstart's environment."""
-    return QUICKSTART if env in (None, QUICKSTART.env) else Recipe(env=str(env))
+def recipe_for(env: str, kind: Kind) -> Recipe:
+    """The default recipe of an environment of this kind; the quickstart's for the quickstart's environment."""
+    return QUICKSTART if env == QUICKSTART.env else Recipe(env=env, **RECIPES[kind])
