@@ -101,8 +101,8 @@ def check_env(
 ) -> EnvReport:
     """Plays an environment with random actions; returns what is wrong with it and what an agent sees of it.
 
-    The checks: gymnasium's interface; supported spaces; observations in their space (keys, shape, dtype, bounds, no
-    NaN); rewards; ends and time limits; metrics in `info`; observations and actions that are changed in place;
+    The checks: gymnasium's interface; supported spaces; observations in their space (keys, shape, dtype, bounds,
+    no NaN); rewards; ends and time limits; metrics in `info`; observations and actions that are changed in place;
     episodes that a seed repeats. Of an AMAGOEnv that steps many environments at once only the spaces and what the
     agent sees are checked.
 
@@ -199,7 +199,9 @@ def _check_image_space(key: str, box: gym.spaces.Box, report: EnvReport) -> None
     high = float(np.max(box.high))
     if high > 1.0 and np.issubdtype(box.dtype, np.floating):
         report.add(
-            "warning", subject, f"is an image of {box.dtype}: uint8 takes a quarter of the memory on disk, or less"
+            "warning",
+            subject,
+            f"is an image of {box.dtype}: uint8 takes a quarter of the memory on disk, or less",
         )
 
 
@@ -264,7 +266,9 @@ class _Player:
         self._check_info("step", info)
         self._check_observation(f"step {number}", observation)
         number_of_reward = self._check_reward(reward, number)
-        ends = [self._check_flag(name, flag) for name, flag in zip(_FLAGS, (terminated, truncated), strict=True)]
+        ends = [
+            self._check_flag(name, flag) for name, flag in zip(_FLAGS, (terminated, truncated), strict=True)
+        ]
         return observation, number_of_reward, ends[0], ends[1]
 
     def _check_observation(self, when: str, observation: Any) -> None:
@@ -369,7 +373,8 @@ def _misfits_of_box(box: gym.spaces.Box, value: Any) -> Iterator[str]:
     if outside.any():
         where = _first(outside)
         low, high = box.low[where], box.high[where]
-        yield f"is outside the bounds of its space: {numbers[where]:.6g} at {where}, bounds [{low:.6g}, {high:.6g}]"
+        found = f"{numbers[where]:.6g} at {where}, bounds [{low:.6g}, {high:.6g}]"
+        yield f"is outside the bounds of its space: {found}"
 
 
 def _first(mask: Array) -> tuple[int, ...]:
@@ -386,16 +391,16 @@ def _check_seeds(player: _Player) -> None:
         report.add(
             "error",
             "seed",
-            "the same seed and actions make another episode: call super().reset(seed=seed) and draw random numbers "
-            "from self.np_random alone",
+            "the same seed and actions make another episode: call super().reset(seed=seed) and draw random "
+            "numbers from self.np_random alone",
         )
         return
     if not _equal(first, _played(player, _SEED, shuffle=2)):
         report.add(
             "error",
             "seed",
-            "random numbers come from Python's or numpy's global generator: draw them from self.np_random, because "
-            "actors in one process share a global one",
+            "random numbers come from Python's or numpy's global generator: draw them from self.np_random, "
+            "because actors in one process share a global one",
         )
         return
     if _equal(first, _played(player, _SEED + 1, shuffle=1)):
@@ -421,14 +426,14 @@ def _played(player: _Player, seed: int | None, shuffle: int) -> list[Any]:
 @contextmanager
 def _global_generators(seed: int) -> Iterator[None]:
     """Seeds Python's and numpy's global generators, and restores them afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the one that is checked)
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
     try:
         yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _check_ends(player: _Player, max_steps: int) -> None:
@@ -439,8 +444,8 @@ def _check_ends(player: _Player, max_steps: int) -> None:
             report.add(
                 "warning",
                 "episode",
-                f"did not end within {max_steps} random steps: give it a time limit, as in gymnasium.register(..., "
-                "max_episode_steps=1000), or evaluations may never finish an episode",
+                f"did not end within {max_steps} random steps: give it a time limit, as in "
+                "gymnasium.register(..., max_episode_steps=1000), or evaluations may never finish an episode",
             )
         return
     if all(terminated and truncated for terminated, truncated in ends):
@@ -450,7 +455,12 @@ def _check_ends(player: _Player, max_steps: int) -> None:
             "comes with truncated at every end: a time limit alone is truncated only, so that values are "
             "bootstrapped there",
         )
-    elif len(ends) > 1 and len(set(lengths)) == 1 and lengths[0] >= _SHORT_TASK and not any(truncated for _, truncated in ends):
+    elif (
+        len(ends) > 1
+        and len(set(lengths)) == 1
+        and lengths[0] >= _SHORT_TASK
+        and not any(truncated for _, truncated in ends)
+    ):
         report.add(
             "warning",
             "terminated",
@@ -493,7 +503,11 @@ def _measure(env: AMAGOEnv, report: EnvReport, steps: int = 500, seconds: float 
 def _reset(env: gym.Env[Any, Any], seed: int | None) -> Any:
     parameters = inspect.signature(env.reset).parameters
     takes_seed = "seed" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return env.reset(seed=seed) if takes_seed else env.reset()
+    if takes_seed:
+        return env.reset(seed=seed)
+    if seed is not None:  # as AMAGOEnv does
+        env.unwrapped.np_random = np.random.default_rng(seed)
+    return env.reset()
 
 
 def _described(error: BaseException) -> str:

@@ -119,11 +119,14 @@ def list_(
             show_default="all",
         ),
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the environments as a Markdown table.")
+    ] = False,
 ) -> None:
     """List environments, the default settings for each kind of them, and registered classes."""
     from amago.cli.listing import show_list
 
-    show_list(Console(), what)
+    show_list(Console(), what, markdown=markdown)
 
 
 @app.command("check-env", cls=_Command)

@@ -83,8 +83,8 @@ def plan_run(changes: Mapping[str, Any]) -> RunPlan:
         changes: the settings given on the command line; without "env" they are changes to the quickstart.
 
     Raises:
-        UsageProblem: an unknown name, which suggests the most similar one; an environment that cannot be made; or a
-            mode that it does not have.
+        UsageProblem: an unknown name, which suggests the most similar one; an environment that cannot be made, or
+            does not have the mode.
     """
     maker = resolve_environment(changes.get("env", QUICKSTART.env), changes.get("env_args", {}))
     env_mode = choose_env_mode(maker.name, changes.get("env_mode"))
@@ -209,7 +209,10 @@ def build_agent(plan: RunPlan) -> BaseAgent:
         UsageProblem: agent, encoders or exploration refuse a setting.
     """
     assert plan.recipe.max_seq_len is not None
-    env = plan.maker()
+    try:
+        env = plan.maker()
+    except ValueError as error:
+        raise UsageProblem(f"{plan.maker.name}: {error}", "ENV") from error
     try:
         plan.exploration(env)
         with torch.random.fork_rng():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from typing import Any
 
 import gymnasium
@@ -92,7 +90,9 @@ def _print_agent(console: Console, plan: RunPlan) -> None:
     agent = build_agent(plan)
     rows = Table.grid(padding=(0, 2))
     rows.add_row("Kind", plan.facts.kind)
-    rows.add_row("Time limit", "none" if plan.facts.time_limit is None else f"{plan.facts.time_limit:,} steps")
+    rows.add_row(
+        "Time limit", "none" if plan.facts.time_limit is None else f"{plan.facts.time_limit:,} steps"
+    )
     rows.add_row("Encoders", f"{recipe.tstep_encoder} for a step, {recipe.traj_encoder} for sequences")
     rows.add_row("Context", f"{recipe.max_seq_len} steps (--max-seq-len)")
     rows.add_row("Parameters", f"{count_params(agent):,}")

@@ -1,4 +1,4 @@
-"""Environments of the command line: found by name in the catalog, in Gymnasium's registry or in a user's module."""
+"""Environments of the command line, found by name in the catalog, Gymnasium's registry or a user's module."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def choose_env_mode(name: str, wanted: str | None) -> str:
     entry = find_entry(name)
     if entry is not None and entry.rows_argument:
         if wanted not in (None, "already_vectorized"):
-            raise UsageProblem(f"{name} steps its environments together: use already_vectorized.", "--env-mode")
+            raise UsageProblem(
+                f"{name} steps its environments together: use already_vectorized.", "--env-mode"
+            )
         return "already_vectorized"
     if entry is not None and entry.one_per_process:
         if wanted not in (None, "async"):

@@ -1,4 +1,4 @@
-"""`amago-run list`: what can be named on the command line, read from the catalog, the recipes and the registries."""
+"""`amago-run list`: what can be named on the command line, from the catalog, the recipes and the registries."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NAMES: dict[str, Callable[[], list[str]]] = {
 SECTIONS = ("environments", "recipes", *NAMES)
 
 
-def show_list(console: Console, what: str | None) -> None:
-    """Prints one section, or all of them.
+def show_list(console: Console, what: str | None, *, markdown: bool = False) -> None:
+    """Prints one section, or all of them; `markdown` prints the environments as docs/environments.md has them.
 
     Raises:
         UsageProblem: there is no such section.
@@ -36,6 +36,11 @@ def show_list(console: Console, what: str | None) -> None:
     if what is not None and what not in SECTIONS:
         hint = did_you_mean(what, SECTIONS) or f" Choose one of {', '.join(SECTIONS)}."
         raise UsageProblem(f"there is no list of {what!r}.{hint}", "WHAT")
+    if markdown:
+        if what != "environments":
+            raise UsageProblem("only the list of environments is printed as Markdown.", "--markdown")
+        console.print(environments_as_markdown(), markup=False, highlight=False, soft_wrap=True)
+        return
     for section in SECTIONS if what is None else (what,):
         if section == "environments":
             _show_environments(console)
@@ -60,13 +65,32 @@ def _show_environments(console: Console) -> None:
     for command in sorted(missing):
         console.print(f"  {command}", highlight=False, markup=False)
     console.print(
-        "Any Gymnasium id works too; MODULE:ID or MODULE:Class for environments of your own.\n", highlight=False
+        "Any Gymnasium id works too; MODULE:ID or MODULE:Class for environments of your own.\n",
+        highlight=False,
     )
+
+
+def environments_as_markdown() -> str:
+    """The catalog as a Markdown table."""
+    lines = ["| name | ids | kind | episode | install | tested with | |", "|---|---|---|---|---|---|---|"]
+    for entry in CATALOG.values():
+        ids = f"`{entry.id_prefix}…`, such as `{entry.example_id}`" if entry.id_prefix else ""
+        install = (
+            f"`amago-envs[{entry.extra}]`" if entry.extra else f"`{entry.install}`" if entry.install else ""
+        )
+        name = "" if entry.name.endswith("...") else f"`{entry.name}`"
+        cells = (name, ids, entry.kind, _episode(entry), install, entry.tested_with, entry.description)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _name(entry: CatalogEntry) -> str:
     """The name, and the form of the ids."""
-    return entry.name if not entry.id_prefix or entry.name.endswith("...") else f"{entry.name}, {entry.id_prefix}..."
+    return (
+        entry.name
+        if not entry.id_prefix or entry.name.endswith("...")
+        else f"{entry.name}, {entry.id_prefix}..."
+    )
 
 
 def _episode(entry: CatalogEntry) -> str:
@@ -85,7 +109,9 @@ def _recipes_table() -> Table:
             continue
         values = [getattr(recipe, field.name) for recipe in columns.values()]
         if any(value != values[0] for value in values):
-            table.add_row(option_name(field.name), *("auto" if value is None else str(value) for value in values))
+            table.add_row(
+                option_name(field.name), *("auto" if value is None else str(value) for value in values)
+            )
     return table
 
 

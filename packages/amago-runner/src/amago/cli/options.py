@@ -91,7 +91,9 @@ def _with_default(option: OptionInfo, field: dataclasses.Field[Any]) -> OptionIn
     if default is not dataclasses.MISSING:
         by_kind = {kind: settings.get(field.name) for kind, settings in RECIPES.items()}
         by_kind["quickstart"] = getattr(QUICKSTART, field.name)
-        others = [f"; {kind}: {value}" for kind, value in by_kind.items() if value not in (None, field.default)]
+        others = [
+            f"; {kind}: {value}" for kind, value in by_kind.items() if value not in (None, field.default)
+        ]
         option.help = f"{option.help} [dim]\\[default: {default}{''.join(others)}][/]"
     return option
 

@@ -81,7 +81,8 @@ class Recipe:
         _option(AGENT, "Timestep encoder: ff, cnn, multimodal.", show_default="by the observation space"),
     ] = None
     traj_encoder: Annotated[
-        str, _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn or gru, ff, identity.")
+        str,
+        _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn or gru, ff, identity."),
     ] = "transformer"
     memory_size: Annotated[int, _number(AGENT, "Width of the trajectory encoder.")] = 128
     memory_layers: Annotated[int, _number(AGENT, "Layers of the trajectory encoder.")] = 2
@@ -168,7 +169,7 @@ FIXED_WHEN_RESUMED = (
     "seed",
 )
 
-# Default settings by kind of environment, where they differ from those of the dataclass. Each is for two CPU cores.
+# Default settings by kind of environment, where they differ from those of the dataclass; for two CPU cores.
 RECIPES: dict[Kind, dict[str, Any]] = {
     # Markov control: networks without memory, and several updates per collected episode.
     "vectors": {

@@ -13,7 +13,7 @@ from amago.agent import BaseAgent, get_agent_cls
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment.gin_config import explain, import_configurables, parameters_of, selector_of, unlocked
 from amago.nets.registry import did_you_mean
-from amago.nets.traj_encoders import TrajEncoder, get_traj_encoder_cls, list_registered_traj_encoders
+from amago.nets.traj_encoders import TrajEncoder, get_traj_encoder_cls
 from amago.nets.tstep_encoders import TstepEncoder, get_tstep_encoder_cls
 
 T = TypeVar("T")
@@ -26,7 +26,6 @@ _SIZES: dict[str, dict[str, int]] = {
     "transformer": {"d_model": 1, "d_ff": 4},
     "mamba": {"d_model": 1},
 }
-_OTHER_NAMES = {"gru": "rnn"}
 
 
 def use_config(
@@ -121,7 +120,7 @@ def switch_traj_encoder(
 
     Args:
         config: gin settings for `use_config`.
-        arch: "identity", "ff", "rnn" (also "gru"), "transformer", "mamba" or a name that you registered.
+        arch: "identity", "ff", "rnn", "transformer", "mamba" or a name that you registered.
         memory_size: width of the model; the feed-forward blocks of a Transformer are four times as wide. Your own
             encoders receive it if their constructor has an argument `memory_size`.
         layers: number of layers; your own encoders receive it as `n_layers`.
@@ -130,8 +129,6 @@ def switch_traj_encoder(
     Raises:
         ValueError: an unknown name or argument; suggests the most similar one.
     """
-    if arch not in list_registered_traj_encoders():
-        arch = _OTHER_NAMES.get(arch, arch)
     cls = get_traj_encoder_cls(arch)
     sizes: dict[str, Any] = {}
     if arch in _SIZES:

@@ -1,6 +1,6 @@
 """The catalog: every builtin environment, how it is made, and what its default settings depend on.
 
-`find_entry` finds an environment by its name ("POPGym") or by an id of its package ("popgym-RepeatPreviousEasy-v0").
+`find_entry` finds an environment by its name ("POPGym") or an id of its package ("popgym-RepeatPreviousEasy-v0").
 The catalog imports neither the environments' modules nor their packages; `CatalogEntry.load` does.
 """
 
@@ -25,7 +25,6 @@ KINDS: dict[Kind, str] = {
     "pixels": "images of a screen or a camera",
     "tokens": "small grids of ids, and instructions",
 }
-
 
 
 @dataclass(frozen=True, kw_only=True)
