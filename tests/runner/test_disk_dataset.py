@@ -220,6 +220,22 @@ def test_a_relabeler_sees_the_whole_trajectory_once_per_sample(make_dataset, fil
         assert ((data.rews > 105) & (data.rews <= 110)).all()  # later half, raised once and not once per draw
 
 
+def test_a_relabeler_with_an_rng_draws_from_the_stream_of_the_sample(make_dataset, fill) -> None:
+    class AddNoise(Relabeler):
+        rng = np.random.default_rng(0)
+
+        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+            traj.rews[:] = self.rng.random()
+            return traj
+
+    dataset = make_dataset(relabeler=AddNoise())
+    fill(dataset.fifo_folder, 1)
+    in_order = [dataset[i].rews[0].item() for i in range(4)]
+    backwards = [dataset[i].rews[0].item() for i in reversed(range(4))]
+    assert backwards[::-1] == in_order
+    assert len(set(in_order)) == 4
+
+
 def test_a_relabeler_that_returns_nothing_is_named(make_dataset, fill) -> None:
     class Forgetful(Relabeler):
         def relabel(self, traj: FrozenTraj) -> FrozenTraj:

@@ -16,6 +16,9 @@ class Relabeler(Protocol):
     arrays. It may be edited in place, lose observation keys, and be shortened as long as obs, rl2s and
     time_idxs keep one row more than the other arrays. `rl2s[:, 0]` holds the previous reward: write a new
     reward there too if the policy is to see it.
+
+    A relabeler that draws random numbers takes them from its attribute `rng`, a `numpy.random.Generator`: a
+    dataset replaces it by the stream of the sample, so batches do not depend on the number of loader workers.
     """
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:

@@ -200,6 +200,8 @@ class DiskTrajDataset(RLDataset):
         """A random trajectory, relabelled, in writable arrays."""
         traj = self._sampler.draw(self._sampler.read_whole, self.rng)
         if self.relabeler is not None:
+            if hasattr(self.relabeler, "rng"):
+                self.relabeler.rng = self.rng
             traj = self.relabeler(traj)
             if traj is None:
                 raise TypeError(

@@ -1,0 +1,383 @@
+"""MazeRunner: visit a list of goals in a random maze in the given order, and hindsight relabelling for it.
+
+`MazeRunnerAMAGOEnv` is the environment as agents see it. `HindsightInstructionReplay` turns stored episodes that
+missed their goals into episodes that were asked for what they did (Grigsby et al. 2024, "AMAGO"), as hindsight
+experience replay does for single goals (Andrychowicz et al. 2017). Rendering needs matplotlib.
+
+Cells are pairs (row, column), k = goals of an episode, T = transitions of a trajectory, T + 1 timesteps.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from amago.envs.amago_env import AMAGOEnv
+from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.optional import optional_import
+from amago.hindsight import FrozenTraj, Relabeler
+
+Cell = tuple[int, int]
+WEST, NORTH, EAST, SOUTH, STAY = MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
+REACHED = (-1, -1)
+SMALLEST_MAZE = 7  # the area around the start takes four rows and five columns
+STRATEGIES = ("none", "some", "all")
+
+
+def random_maze(
+    width: int = 11,
+    height: int = 11,
+    complexity: float = 0.75,
+    density: float = 0.75,
+    rng: np.random.Generator | None = None,
+) -> npt.NDArray[np.int64]:
+    """A random maze, (rows, columns) int64, 1 for walls; its free cells are connected.
+
+    Walls grow from random points whose coordinates are even, in steps of two cells and never into another wall.
+
+    Args:
+        width, height: sides, at least 3; an even side is made odd by adding 1.
+        complexity: length of the walls: each tries to grow `int(complexity * 5 * (height + width))` times.
+        density: number of walls, `int(density * (height // 2) * (width // 2))`.
+        rng: generator; None uses fresh entropy.
+
+    Raises:
+        ValueError: if a side is less than 3, or `complexity` or `density` is negative.
+    """
+    width = whole_number("width", width, 3) // 2 * 2 + 1
+    height = whole_number("height", height, 3) // 2 * 2 + 1
+    for name, value in (("complexity", complexity), ("density", density)):
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value!r}")
+    rng = np.random.default_rng() if rng is None else rng
+    maze = np.zeros((height, width), np.int64)
+    maze[[0, -1]] = maze[:, [0, -1]] = 1
+    walls = maze.tolist()
+    tries = int(complexity * 5 * (height + width))
+    for _ in range(int(density * (height // 2) * (width // 2))):
+        row = 2 * int(rng.integers(height // 2 + 1))
+        column = 2 * int(rng.integers(width // 2 + 1))
+        walls[row][column] = 1
+        for chance in rng.random(tries).tolist():
+            neighbours = [
+                (row + 2 * d_row, column + 2 * d_column)
+                for d_row, d_column in MOVES[:4]
+                if 0 <= row + 2 * d_row < height and 0 <= column + 2 * d_column < width
+            ]
+            if all(walls[i][j] for i, j in neighbours):
+                break  # later tries cannot grow either
+            i, j = neighbours[int(chance * len(neighbours))]
+            if not walls[i][j]:
+                walls[i][j] = walls[(row + i) // 2][(column + j) // 2] = 1
+                row, column = i, j
+    return np.array(walls, np.int64)
+
+
+class MazeRunnerGymEnv(gym.Env[npt.NDArray[np.float32], int]):
+    """Visits goals in order; each reset draws a new maze and new goals. Needs no third-party package.
+
+    Observation, float32 (7,): row / n, column / n, number of free cells to the west, north, east and south, each
+    / n, and steps / time_limit, where n is the side. With `goal_in_obs`, `2 * max_num_goals` more numbers: row / n
+    and column / n of the goals in order. Goals already reached are (-1, -1) / n; a shorter list is filled with
+    those at its front. Actions: 0 to 4 move west, north, east, south or stay; walls block. Reward 1 for reaching
+    the active goal, the first that is left; standing on it counts. The episode terminates with the last goal, and
+    is both terminated and truncated after `time_limit` steps. `info["success"]` tells whether this step reached a
+    goal. No metrics: the return counts the goals.
+
+    Args:
+        maze_dim: side of the maze, at least 6; an even side is made odd by adding 1.
+        min_num_goals, max_num_goals: the number of goals is drawn from this range, bounds included.
+        time_limit: maximum number of steps.
+        goal_in_obs: append the goals to the observation.
+        randomized_action_space: shuffle the meaning of the actions in every episode.
+        render_mode: "rgb_array" makes `render` return an image; None and "human" show it in a window.
+
+    Attributes:
+        pos, start: cells of the agent and of its start.
+        maze: (n, n) int64, 1 for walls.
+        goal_positions: cells of the episode's goals; `active_goal_idx` is the index of the active one.
+
+    Raises:
+        ValueError: if a number is out of range, or the smallest mazes have fewer cells than `max_num_goals`.
+    """
+
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(
+        self,
+        maze_dim: int,
+        min_num_goals: int,
+        max_num_goals: int,
+        time_limit: int,
+        goal_in_obs: bool = True,
+        randomized_action_space: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.maze_dim = whole_number("maze_dim", maze_dim, SMALLEST_MAZE - 1) // 2 * 2 + 1
+        self.min_num_goals = whole_number("min_num_goals", min_num_goals, 1)
+        self.max_num_goals = whole_number(
+            "max_num_goals", max_num_goals, self.min_num_goals, f"min_num_goals is {min_num_goals}"
+        )
+        self.time_limit = whole_number("time_limit", time_limit, 1)
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f'render_mode must be None, "human" or "rgb_array", got {render_mode!r}')
+        self.goal_in_obs = goal_in_obs
+        self.randomized_action_space = randomized_action_space
+        self.render_mode = render_mode
+        self.start: Cell = (self.maze_dim - 2, self.maze_dim // 2)
+        fewest = self._fewest_goal_cells()
+        if self.max_num_goals > fewest:
+            raise ValueError(
+                f"max_num_goals is {max_num_goals}, but a maze of side {self.maze_dim} may have only {fewest} "
+                "free cells besides the start: use a larger maze_dim"
+            )
+        size = 7 + 2 * self.max_num_goals * bool(goal_in_obs)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.action_space = gym.spaces.Discrete(len(MOVES))  # type: ignore[assignment]
+        self.active_goal_idx = 0
+        self.goal_positions: list[Cell] = []
+        self._running = False
+
+    def _fewest_goal_cells(self) -> int:
+        """Free cells, the start not counted, of a maze with every wall that can grow."""
+        maze = np.ones((self.maze_dim, self.maze_dim), np.int64)
+        maze[1::2, 1::2] = 0
+        self._clear_start(maze)
+        return int((maze == 0).sum()) - 1
+
+    def _clear_start(self, maze: npt.NDArray[np.int64]) -> None:
+        """Frees the last four rows, and walls in the lane that leads from the start to the first of them."""
+        n = self.maze_dim
+        maze[n - 5 : n - 1, 1 : n - 1] = 0
+        maze[n - 4 : n - 1, [n // 2 - 1, n // 2 + 1]] = 1
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Draws a maze, goals, and the meaning of the actions."""
+        super().reset(seed=seed)
+        rng = self.np_random
+        self.maze = random_maze(self.maze_dim, self.maze_dim, rng=rng)
+        self._clear_start(self.maze)
+        self._walls: list[list[int]] = self.maze.tolist()
+        free = np.argwhere(self.maze == 0)
+        free = free[(free != self.start).any(axis=1)]
+        count = rng.integers(self.min_num_goals, self.max_num_goals, endpoint=True)
+        goals = free[rng.choice(len(free), count, replace=False)].tolist()
+        self.goal_positions = [(row, column) for row, column in goals]
+        order = rng.permutation(len(MOVES)).tolist() if self.randomized_action_space else range(len(MOVES))
+        self._moves = [MOVES[i] for i in order]
+        self.active_goal_idx = 0
+        self._timer = 0
+        self._running = True
+        self.go_back_to_start()
+        self._update_goals()
+        return self._observe(), {}
+
+    def go_back_to_start(self) -> None:
+        """Puts the agent back at the start."""
+        self.pos = self.start
+
+    def goal_sequence(self, flatten: bool = True) -> npt.NDArray[np.int32]:
+        """The goals in order, -1 where reached: (2 * max_num_goals,), or (max_num_goals, 2) without `flatten`."""
+        goals: npt.NDArray[np.int32] = self._goals.copy()
+        return goals.reshape(-1) if flatten else goals
+
+    def _update_goals(self) -> None:
+        left = self.goal_positions[self.active_goal_idx :]
+        self._goals = np.array([REACHED] * (self.max_num_goals - len(left)) + left, np.int32)
+        self._goal_numbers = (self._goals.reshape(-1) / self.maze_dim).tolist() if self.goal_in_obs else []
+
+    def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Moves, and reaches at most one goal."""
+        if not self._running:
+            raise RuntimeError("MazeRunnerGymEnv.step needs a running episode: call reset() first")
+        if not 0 <= action < len(MOVES):
+            raise ValueError(f"action must be from 0 to {len(MOVES) - 1}, got {action}")
+        d_row, d_column = self._moves[int(action)]
+        row, column = self.pos[0] + d_row, self.pos[1] + d_column
+        if not self._walls[row][column]:
+            self.pos = (row, column)
+        self._timer += 1
+        success = self.pos == self.goal_positions[self.active_goal_idx]
+        if success:
+            self.active_goal_idx += 1
+            self._update_goals()
+        truncated = self._timer >= self.time_limit
+        terminated = truncated or self.active_goal_idx == len(self.goal_positions)
+        self._running = not terminated
+        return self._observe(), float(success), terminated, truncated, {"success": success}
+
+    def _observe(self) -> npt.NDArray[np.float32]:
+        n = self.maze_dim
+        row, column = self.pos
+        values = [row / n, column / n]
+        for d_row, d_column in MOVES[:4]:
+            i, j, free = row + d_row, column + d_column, 0
+            while not self._walls[i][j]:
+                i, j, free = i + d_row, j + d_column, free + 1
+            values.append(free / n)
+        values.append(self._timer / self.time_limit)
+        return np.array(values + self._goal_numbers, np.float32)
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        """An image (n, n, 3) uint8, returned or shown: agent red, active goal green, later goals yellow."""
+        image = np.where(self.maze[..., None] == 1, np.uint8(0), np.uint8(255)).repeat(3, axis=2)
+        for index in range(len(self.goal_positions) - 1, self.active_goal_idx - 1, -1):
+            image[self.goal_positions[index]] = (
+                (0, 200, 0) if index == self.active_goal_idx else (230, 200, 0)
+            )
+        image[self.pos] = (220, 0, 0)
+        if self.render_mode == "rgb_array":
+            return image
+        pyplot = optional_import("matplotlib.pyplot", install="pip install matplotlib")
+        pyplot.figure("MazeRunner").clear()
+        pyplot.imshow(image)
+        pyplot.pause(0.01)
+        return None
+
+
+class RelabelInfoWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    """Observations of a MazeRunnerGymEnv with what hindsight relabelling needs.
+
+    Observation, a Dict: "obs", the array of the environment; "achieved" (1, 2) int32, the cell of the agent;
+    "goals" (max_num_goals, 2) int32, the goals in order, -1 where reached. Cells are not scaled.
+
+    Raises:
+        TypeError: if `env` is not a MazeRunnerGymEnv.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if not isinstance(env, MazeRunnerGymEnv):
+            raise TypeError(f"env must be a MazeRunnerGymEnv, got {type(env).__name__}")
+        super().__init__(env)
+        self.maze_env = env
+        n = env.maze_dim
+        self.observation_space = gym.spaces.Dict(
+            {
+                "obs": env.observation_space,
+                "achieved": gym.spaces.Box(0, n, (1, 2), np.int32),
+                "goals": gym.spaces.Box(-1, n, (env.max_num_goals, 2), np.int32),
+            }
+        )
+
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Resets the environment; arguments are those of its own `reset`."""
+        obs, info = self.env.reset(*args, **kwargs)
+        return self._add_cells(obs), info
+
+    def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.maze_env.step(action)
+        return self._add_cells(obs), reward, terminated, truncated, info
+
+    def _add_cells(self, obs: npt.NDArray[np.float32]) -> dict[str, Any]:
+        achieved = np.array([self.maze_env.pos], np.int32)
+        return {"obs": obs, "achieved": achieved, "goals": self.maze_env.goal_sequence(flatten=False)}
+
+
+class MazeRunnerAMAGOEnv(AMAGOEnv):
+    """MazeRunner with `num_goals` goals for agents whose episodes are relabelled: see `RelabelInfoWrapper`.
+
+    Args:
+        maze_dim, time_limit, randomized_action_space: as MazeRunnerGymEnv.
+        num_goals: k.
+    """
+
+    def __init__(self, maze_dim: int, num_goals: int, time_limit: int, randomized_action_space: bool) -> None:
+        env = MazeRunnerGymEnv(
+            maze_dim,
+            min_num_goals=num_goals,
+            max_num_goals=num_goals,
+            time_limit=time_limit,
+            goal_in_obs=False,
+            randomized_action_space=randomized_action_space,
+        )
+        super().__init__(RelabelInfoWrapper(env), f"MazeRunner-{maze_dim}x{maze_dim}-k{num_goals}")
+
+
+class HindsightInstructionReplay(Relabeler):
+    """Replaces goals that an episode missed by cells that it visited, and rewrites rewards and goals to match.
+
+    Pass it as `DiskTrajDataset(relabeler=...)`, with `traj_save_len` above the environment's time limit so that a
+    file holds a whole episode. The key "achieved" is always dropped. Observation indices count from 0, the first
+    observation; goals can be reached from 1 on.
+
+    1. n goals were reached. h alternatives are drawn: k - n ("all"), uniform from 0 to k - n ("some"), or 0
+       ("none"). With h = 0, rewards and goals stay as they are.
+    2. The alternatives are the agent's cells at h different observations that reached no goal. With the goals that
+       were reached they begin the new list, sorted by time; original goals fill it up to k.
+    3. The episode is replayed on the new list: reward 1, in `rews` and the next `rl2s`, where the active goal is
+       met, which reads -1 from that observation on. It ends as done where the last one is met.
+
+    Args:
+        num_goals: k.
+        strategy: "none", "some" or "all".
+        rng: generator; a dataset replaces it by the stream of each sample. None uses fresh entropy.
+
+    Raises:
+        ValueError: for an unknown strategy; from `relabel`, if "goals" has another number of goals.
+        KeyError: from `relabel`, if the trajectory has no "achieved" or "goals".
+    """
+
+    def __init__(self, num_goals: int, strategy: str = "all", rng: np.random.Generator | None = None) -> None:
+        self.num_goals = whole_number("num_goals", num_goals, 1)
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+        self.strategy = strategy
+        self.rng = np.random.default_rng() if rng is None else rng
+
+    def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+        """The trajectory without "achieved", relabelled in place and perhaps shortened."""
+        achieved = traj.obs.pop("achieved").reshape(len(traj) + 1, 2)
+        goals = traj.obs["goals"]
+        if goals.shape[1:] != (self.num_goals, 2):
+            raise ValueError(
+                f'the trajectory\'s "goals" have shape {goals.shape[1:]}, expected {(self.num_goals, 2)} for '
+                f"num_goals={self.num_goals}"
+            )
+        # A list that begins with reached goals (a piece of an episode) has fewer left.
+        wanted = goals[0][(goals[0] != REACHED).any(axis=1)]
+        reached = np.flatnonzero(traj.rews[:, 0]) + 1
+        num_alternatives = self._draw_count(len(wanted) - len(reached))
+        candidates = np.setdiff1d(np.arange(1, len(traj) + 1), reached)
+        num_alternatives = min(num_alternatives, len(candidates))
+        if num_alternatives > 0:
+            drawn = self.rng.choice(candidates, num_alternatives, replace=False)
+            met = achieved[np.sort(np.concatenate((reached, drawn)))]
+            self._replay(traj, achieved, np.concatenate((met, wanted[len(reached) :]))[: len(wanted)])
+        return traj
+
+    def _draw_count(self, missed: int) -> int:
+        if self.strategy == "some" and missed > 0:
+            return int(self.rng.integers(missed, endpoint=True))
+        return missed if self.strategy == "all" else 0
+
+    def _replay(
+        self, traj: FrozenTraj, achieved: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]
+    ) -> None:
+        """Writes what the episode would have been with the goals `wanted`, and cuts it off after the last."""
+        goals = traj.obs["goals"]
+        first = self.num_goals - len(wanted)
+        traj.rews[:] = 0.0
+        traj.rl2s[1:, 0] = 0.0
+        goals[:, :first] = REACHED
+        goals[:, first:] = wanted
+        cells, targets = achieved.tolist(), wanted.tolist()
+        active = 0
+        for i in range(1, len(cells)):
+            if cells[i] != targets[active]:
+                continue
+            traj.rews[i - 1] = traj.rl2s[i, 0] = 1.0
+            goals[i:, first + active] = REACHED
+            active += 1
+            if active == len(targets):
+                traj.dones[i - 1] = True
+                self._cut(traj, i)
+                return
+
+    def _cut(self, traj: FrozenTraj, length: int) -> None:
+        for name in ("rews", "dones", "actions"):
+            setattr(traj, name, getattr(traj, name)[:length])
+        traj.rl2s, traj.time_idxs = traj.rl2s[: length + 1], traj.time_idxs[: length + 1]
+        traj.obs = {key: array[: length + 1] for key, array in traj.obs.items()}
