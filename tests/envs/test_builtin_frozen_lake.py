@@ -84,7 +84,13 @@ def test_the_episode_terminates_after_the_last_attempt_and_then_needs_a_reset():
 
 @pytest.mark.parametrize(
     ("kwargs", "steps"),
-    [({}, 9), ({"hard_mode": True}, 18), ({"slip_chance": 0.5}, 18), ({"max_episode_steps": 4}, 4)],
+    [
+        ({}, 9),
+        ({"hard_mode": True}, 18),
+        ({"slip_chance": 0.5}, 18),
+        ({"slip_chance": 0.15}, 10),
+        ({"max_episode_steps": 4}, 4),
+    ],
 )
 def test_the_length_of_an_attempt_follows_from_size_mode_and_slipping(kwargs, steps):
     env = MetaFrozenLake(size=3, k_episodes=1, **kwargs)
@@ -207,3 +213,15 @@ def test_an_unknown_action_is_refused():
     env.reset(seed=0)
     with pytest.raises(ValueError, match="action"):
         env.step(5)
+
+
+def test_an_agent_turned_back_onto_a_melted_cell_pays_a_tenth_per_stay():
+    env = MetaFrozenLake(size=2, hard_mode=True, recover_mode=True, max_episode_steps=100)
+    for seed in range(200):
+        env.reset(seed=seed)
+        turned_back = env.step(ROW_UP)[1] == -0.1
+        stays = [env.step(STAY)[1] for _ in range(3)]
+        if turned_back and stays != [0.0] * 3:
+            assert stays == [-0.1] * 3
+            return
+    raise AssertionError("no seed melts the cell under the agent")

@@ -112,3 +112,8 @@ def test_shuffled_actions_stay_the_same_within_a_room_and_change_between_rooms()
 def test_arguments_out_of_range_are_refused_by_name(kwargs, named):
     with pytest.raises(ValueError, match=named):
         RoomKeyDoor(**kwargs)
+
+
+def test_the_limits_have_the_names_of_the_reference_as_well():
+    env = RoomKeyDoor(max_episode_steps=3, meta_rollout_horizon=7)
+    assert (env.H, env.H_meta) == (3, 7)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from amago.envs.builtin.tmaze import TMazeAltActive, TMazeAltPassive
+from amago.envs.builtin.tmaze import TMazeAlt, TMazeAltActive, TMazeAltPassive
 
 FORWARD, UP, BACK, DOWN = range(4)
 
@@ -22,9 +22,18 @@ def run(
     return observations, rewards, ends
 
 
-@pytest.mark.parametrize("maze", [TMazeAltPassive, TMazeAltActive])
-def test_it_is_a_valid_gymnasium_environment(maze):
-    check_env(maze(corridor_length=5), skip_render_check=True)
+@pytest.mark.parametrize(
+    "env",
+    [
+        TMazeAltPassive(corridor_length=5),
+        TMazeAltActive(corridor_length=5),
+        TMazeAlt(),
+        TMazeAlt(oracle_length=2, expose_goal=True, add_timestep=True),
+        TMazeAlt(ambiguous_position=True, add_timestep=True),
+    ],
+)
+def test_it_is_a_valid_gymnasium_environment(env):
+    check_env(env, skip_render_check=True)
 
 
 def test_the_passive_maze_starts_on_the_oracle_which_shows_the_side_once():
@@ -114,3 +123,46 @@ def test_a_step_after_the_end_needs_a_reset():
     run(env, [FORWARD, UP])
     with pytest.raises(RuntimeError, match="reset"):
         env.step(FORWARD)
+
+
+def test_the_base_shows_the_position_and_once_the_side():
+    observations, rewards, ends = run(
+        TMazeAlt(episode_length=6, corridor_length=2, oracle_length=1),
+        [BACK, FORWARD, BACK, FORWARD, FORWARD],
+    )
+    side = observations[1][2]
+    assert side in (-1, 1)
+    assert observations == [(1, 0, 0), (0, 0, side), (1, 0, 0), (0, 0, 0), (1, 0, 0), (2, 0, 0)]
+    assert (rewards, ends[-1]) == ([0.0] * 5, (False, False))
+
+
+def test_the_base_lasts_as_long_as_it_is_told_whatever_the_corridor():
+    env = TMazeAlt(episode_length=3, corridor_length=10, goal_reward=5.0)
+    _, rewards, ends = run(env, [FORWARD] * 3)
+    assert (rewards, ends) == ([0.0] * 3, [(False, False)] * 2 + [(True, True)])
+
+
+def test_an_exposed_goal_is_seen_in_every_step_after_the_oracle():
+    env = TMazeAlt(episode_length=6, corridor_length=2, oracle_length=1, expose_goal=True)
+    observations, _, _ = run(env, [FORWARD, BACK, BACK, FORWARD, FORWARD])
+    side = observations[3][2]
+    assert side in (-1, 1)
+    assert [exposure for _, _, exposure in observations] == [0, 0, 0, side, side, side]
+
+
+@pytest.mark.parametrize("ambiguous", [False, True])
+def test_the_number_of_the_step_can_be_appended(ambiguous):
+    env = TMazeAlt(episode_length=4, ambiguous_position=ambiguous, add_timestep=True)
+    observations, _, _ = run(env, [FORWARD] * 4)
+    assert [observation[-1] for observation in observations] == [0, 1, 2, 3, 4]
+    assert all(len(observation) == (3 if ambiguous else 4) for observation in observations)
+
+
+def test_steps_to_the_oracle_are_not_penalised():
+    env = TMazeAlt(episode_length=5, corridor_length=1, oracle_length=2, penalty=-1.0)
+    assert run(env, [BACK, BACK, BACK, FORWARD, FORWARD])[1] == [0.0, 0.0, -1.0, 0.0, 0.0]
+
+
+def test_the_goal_is_exposed_only_with_positions():
+    with pytest.raises(ValueError, match="expose_goal"):
+        TMazeAlt(ambiguous_position=True, expose_goal=True)

@@ -5,7 +5,6 @@ adaptation. Positions are Python integers and the lake is a flat list, because o
 than a step without numpy.
 """
 
-import math
 from typing import Any
 
 import gymnasium as gym
@@ -69,11 +68,12 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         k_episodes: attempts per lake; the episode terminates after the last.
         hard_mode: with probability 1/2, a lake swaps +row and +column; with probability 1/4, each coordinate
             of an observed position is off by up to one cell; with probability 1/3, the cell that a move
-            leaves becomes a hole for the rest of the attempt.
+            leaves becomes a hole for the rest of the attempt, before the move is judged: in recover mode an agent
+            that a hole turns back may then be on another one, where staying costs 0.1 as well.
         recover_mode: if True, a hole gives reward -0.1 and the agent does not move; if False, a hole gives
             reward 0 and ends the attempt.
         max_episode_steps: maximum number of steps per attempt; defaults to size², doubled in hard mode,
-            divided by 1 - slip_chance.
+            divided by 1 - slip_chance and rounded down.
         show_k_progress: if False, the last entry of the observation is 0.
         slip_chance: probability in [0, 1) that a move becomes "stay".
 
@@ -98,7 +98,7 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         if not 0.0 <= slip_chance < 1.0:
             raise ValueError(f"slip_chance must be in [0, 1), got {slip_chance}")
         if max_episode_steps is None:
-            max_episode_steps = math.ceil(size * size * (2 if hard_mode else 1) / (1.0 - slip_chance))
+            max_episode_steps = int(size * size * (2 if hard_mode else 1) / (1.0 - slip_chance))
         max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
         self.size = size
         self.k_episodes = k_episodes
@@ -149,10 +149,9 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         action = int(action)
         if not 0 <= action < 5:
             raise ValueError(f"action must be 0 (stay) or a move from 1 to 4, got {action}")
-        reward = self._move(action)
+        reward, over = self._move(action)
         self._attempt_steps += 1
-        on_hole_or_goal = self._now[self._row * self.size + self._column] != ICE
-        if not on_hole_or_goal and self._attempt_steps < self.max_episode_steps:
+        if not over and self._attempt_steps < self.max_episode_steps:
             return self.make_obs(False), reward, False, False, {}
         info = {self._success_keys[self._attempt]: float(reward == 1.0)}
         obs = self.soft_reset()
@@ -160,8 +159,8 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         self._running = self._attempt < self.k_episodes
         return obs, reward, not self._running, False, info
 
-    def _move(self, action: int) -> float:
-        """Applies one action to the position and, in hard mode, to the lake; returns the reward."""
+    def _move(self, action: int) -> tuple[float, bool]:
+        """Applies one action to the position and, in hard mode, to the lake: (reward, end of the attempt)."""
         if action and self.slip_chance and self.np_random.random() < self.slip_chance:
             action = 0
         d_row, d_column = self._moves[action]
@@ -169,15 +168,13 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
         row = min(max(self._row + d_row, 0), size - 1)
         column = min(max(self._column + d_column, 0), size - 1)
         left, entered = self._row * size + self._column, row * size + column
-        if entered == left:
-            return 0.0
+        if self.hard_mode and entered != left and self.np_random.random() < MELT_CHANCE:
+            self._now[left] = HOLE
         cell = self._now[entered]
         if cell == HOLE and self.recover_mode:
-            return RECOVER_PENALTY
+            return RECOVER_PENALTY, False
         self._row, self._column = row, column
-        if self.hard_mode and self.np_random.random() < MELT_CHANCE:
-            self._now[left] = HOLE
-        return 1.0 if cell == GOAL else 0.0
+        return float(cell == GOAL), cell != ICE
 
     def render(self, *args: Any, **kwargs: Any) -> str:
         """Prints the lake as text (S start, F ice, H hole, G goal, * agent) and returns that text."""

@@ -59,6 +59,7 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
         self.size = size
         self.max_episode_steps = max_episode_steps
         self.meta_rollout_horizon = meta_rollout_horizon
+        self.H, self.H_meta = max_episode_steps, meta_rollout_horizon
         self.randomize_actions = randomize_actions
         self._fixed = (
             self._check_location("start_location", start_location),

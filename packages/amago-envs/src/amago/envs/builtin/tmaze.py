@@ -20,31 +20,64 @@ MOVES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 SUCCESS_KEY = f"{AMAGO_ENV_LOG_PREFIX} Success"
 
 
-class _TMaze(gym.Env[npt.NDArray[np.float32], int]):
-    """Base of both variants, which set `start_x` and `first_penalised_step`."""
+class TMazeAlt(gym.Env[npt.NDArray[np.float32], int]):
+    """A T-Maze with any length of corridor and episode; base of the two mazes below.
 
-    start_x: int
-    first_penalised_step: int
+    Observation, float32 (3,): (x, y, exposure), where x counts cells from the oracle, y is -1, 0 or 1, and
+    exposure is the side of the goal, -1 or 1, on the first visit to the oracle, else 0. Actions, Discrete(4): +x,
+    +y, -x, -y; an impossible move does nothing. Reward: `penalty` for a step that is not +x, except in the first
+    `oracle_length` steps; in the last step instead `goal_reward` if the agent is on the side of the goal. The
+    episode ends after `episode_length` steps, both terminated and truncated, with the metric "Success" in `info`.
+
+    Args:
+        episode_length: steps of an episode, at least 1.
+        corridor_length: cells from the start to the junction, at least 1.
+        oracle_length: cells from the oracle to the start, at least 0.
+        goal_reward: reward of ending on the goal's side.
+        penalty: added for a step that is not +x; at most 0.
+        distract_reward: kept for compatibility; must be 0.
+        ambiguous_position: observe (0, exposure) at the oracle, (0, 0) in the corridor and (1, y) at the junction
+            and beyond, so that the cells of the corridor look alike.
+        expose_goal: observe the side in every step from the first visit to the oracle on, for policies without
+            memory. Not together with `ambiguous_position`.
+        add_timestep: append the number of the step to the observation.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
 
     def __init__(
         self,
-        corridor_length: int,
+        episode_length: int = 11,
+        corridor_length: int = 10,
+        oracle_length: int = 0,
         goal_reward: float = 1.0,
         penalty: float = 0.0,
         distract_reward: float = 0.0,
+        ambiguous_position: bool = False,
+        expose_goal: bool = False,
+        add_timestep: bool = False,
     ) -> None:
-        corridor_length = whole_number("corridor_length", corridor_length, 1)
+        self.episode_length = whole_number("episode_length", episode_length, 1)
+        self.corridor_length = whole_number("corridor_length", corridor_length, 1)
+        self.oracle_length = whole_number("oracle_length", oracle_length, 0)
         if penalty > 0.0:
             raise ValueError(f"penalty is added to the reward and must be at most 0, got {penalty}")
         if distract_reward != 0.0:
             raise ValueError(f"distract_reward must be 0 in this maze, got {distract_reward}")
-        self.corridor_length = corridor_length
+        if ambiguous_position and expose_goal:
+            raise ValueError("expose_goal=True needs observed positions: give ambiguous_position=False")
         self.goal_reward = goal_reward
         self.penalty = penalty
-        self.junction_x = corridor_length + self.start_x
-        # out to the oracle and back to the start, along the corridor, one turn
-        self.episode_length = 2 * self.start_x + corridor_length + 1
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.ambiguous_position = ambiguous_position
+        self.expose_goal = expose_goal
+        self.add_timestep = add_timestep
+        self.junction_x = self.oracle_length + self.corridor_length
+        low = [-1.0, -1.0] if ambiguous_position else [0.0, -1.0, -1.0]
+        high = [1.0, 1.0] if ambiguous_position else [self.junction_x, 1.0, 1.0]
+        if add_timestep:
+            low, high = [*low, 0.0], [*high, self.episode_length]
+        self.observation_space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
         self.action_space = gym.spaces.Discrete(len(MOVES))  # type: ignore[assignment]
         self._time: int | None = None
 
@@ -54,18 +87,26 @@ class _TMaze(gym.Env[npt.NDArray[np.float32], int]):
         """Draws the goal's side and puts the agent at the start."""
         super().reset(seed=seed)
         self._goal_y = 1 if self.np_random.random() < 0.5 else -1
-        self._x, self._y = self.start_x, 0
-        self._oracle_unread = True
+        self._x, self._y = self.oracle_length, 0
+        self._oracle_visited = False
         self._time = 0
         return self._obs(), {}
 
     def _obs(self) -> npt.NDArray[np.float32]:
-        if self._x == self.junction_x:
-            return np.array((1, self._y), np.float32)
-        if self._x == 0 and self._oracle_unread:
-            self._oracle_unread = False
-            return np.array((0, self._goal_y), np.float32)
-        return np.zeros(2, np.float32)
+        first_visit = self._x == 0 and not self._oracle_visited
+        self._oracle_visited = self._oracle_visited or first_visit
+        shown = self._oracle_visited if self.expose_goal else first_visit
+        exposure = self._goal_y if shown else 0
+        if not self.ambiguous_position:
+            values = [self._x, self._y, exposure]
+        elif self._x == self.junction_x:
+            values = [1, self._y]
+        else:
+            values = [0, exposure]
+        if self.add_timestep:
+            assert self._time is not None
+            values.append(self._time)
+        return np.array(values, np.float32)
 
     def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """One move; an impossible one does nothing. The last step is both terminated and truncated."""
@@ -81,7 +122,7 @@ class _TMaze(gym.Env[npt.NDArray[np.float32], int]):
             self._x = min(max(self._x + d_x, 0), self.junction_x)
         obs = self._obs()
         if self._time < self.episode_length:
-            penalised = action != FORWARD and self._time >= self.first_penalised_step
+            penalised = action != FORWARD and self._time > self.oracle_length
             return obs, self.penalty if penalised else 0.0, False, False, {}
         self._time = None
         success = self._y == self._goal_y
@@ -99,7 +140,7 @@ class _TMaze(gym.Env[npt.NDArray[np.float32], int]):
         return text
 
 
-class TMazeAltPassive(_TMaze):
+class TMazeAltPassive(TMazeAlt):
     """Starts on the oracle and lasts corridor_length + 1 steps, just enough to reach the goal.
 
     Observation, float32 (2,) in [-1, 1]: (0, side of the goal) on the first visit to the oracle and (0, 0)
@@ -115,15 +156,43 @@ class TMazeAltPassive(_TMaze):
         ValueError: for an argument out of its range.
     """
 
-    start_x = 0
-    first_penalised_step = 1
+    def __init__(
+        self,
+        corridor_length: int,
+        goal_reward: float = 1.0,
+        penalty: float = 0.0,
+        distract_reward: float = 0.0,
+    ) -> None:
+        super().__init__(
+            episode_length=whole_number("corridor_length", corridor_length, 1) + 1,
+            corridor_length=corridor_length,
+            oracle_length=0,
+            goal_reward=goal_reward,
+            penalty=penalty,
+            distract_reward=distract_reward,
+            ambiguous_position=True,
+        )
 
 
-class TMazeAltActive(_TMaze):
+class TMazeAltActive(TMazeAlt):
     """Starts one cell right of the oracle and lasts corridor_length + 3 steps, just enough to visit it first.
 
     As `TMazeAltPassive`, except that the first step is never penalised.
     """
 
-    start_x = 1
-    first_penalised_step = 2
+    def __init__(
+        self,
+        corridor_length: int,
+        goal_reward: float = 1.0,
+        penalty: float = 0.0,
+        distract_reward: float = 0.0,
+    ) -> None:
+        super().__init__(
+            episode_length=whole_number("corridor_length", corridor_length, 1) + 3,
+            corridor_length=corridor_length,
+            oracle_length=1,
+            goal_reward=goal_reward,
+            penalty=penalty,
+            distract_reward=distract_reward,
+            ambiguous_position=True,
+        )

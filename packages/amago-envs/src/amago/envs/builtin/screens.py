@@ -1,0 +1,38 @@
+"""Screens of emulators as image observations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from amago.envs.builtin.arguments import whole_number
+
+Frame = npt.NDArray[np.uint8]
+
+
+def image_space(channels: int, resolution: tuple[int, int], channels_last: bool) -> gym.Space[Any]:
+    """The space of uint8 images of `resolution` (H, W): (C, H, W), or (H, W, C)."""
+    height, width = resolution
+    shape = (height, width, channels) if channels_last else (channels, height, width)
+    return gym.spaces.Box(0, 255, shape, np.uint8)
+
+
+def checked_resolution(resolution: Sequence[int]) -> tuple[int, int]:
+    """(H, W) in pixels; raises ValueError or TypeError unless it is two positive integers."""
+    if len(resolution) != 2:
+        raise ValueError(f"resolution must be (height, width) in pixels, got {resolution!r}")
+    height, width = (whole_number("resolution", side, 1) for side in resolution)
+    return height, width
+
+
+def resize(cv2: Any, screen: Frame, resolution: tuple[int, int]) -> Frame:
+    """A screen (h, w) or (h, w, C) by area interpolation, as a new array (H, W, C)."""
+    resized: Frame = cv2.resize(screen, resolution[::-1], interpolation=cv2.INTER_AREA)
+    return resized.reshape(*resolution, -1)
+
+
+def arrange(frame: Frame, channels_last: bool) -> Frame:
+    """A frame (H, W, C) as an observation; (C, H, W) is a view of it, which its reader copies."""
+    return frame if channels_last else frame.transpose(2, 0, 1)
