@@ -298,7 +298,7 @@ def no_observation(obs, *rest):
 
 
 def no_dictionary(obs, *rest):
-    return ({"observation": obs}, *rest)
+    return ({"something": obs}, *rest)
 
 
 def two_rewards(obs, reward, *rest):

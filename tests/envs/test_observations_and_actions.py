@@ -96,7 +96,9 @@ def test_values_that_the_dtype_of_the_space_cannot_hold_are_an_error():
             mapper(wrong)
 
 
-@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])
+@pytest.mark.parametrize(
+    "space", [spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)]
+)
 def test_spaces_without_a_fixed_shape_are_a_type_error(space):
     with pytest.raises(TypeError, match="no fixed shape"):
         ObservationMapper(spaces.Dict({"part": space}), batched_envs=1)

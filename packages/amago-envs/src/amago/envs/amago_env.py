@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.actions import make_action_codec
-from amago.envs.gymnasium_compat import ForwardingWrapper, adapt_vector_env, find_owner
+from amago.envs.gymnasium_compat import RESET_ROWS, ForwardingWrapper, adapt_vector_env, find_owner
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
-from amago.envs.observations import DEFAULT_KEY, ObservationMapper
+from amago.envs.observations import ObservationMapper
 from amago.hindsight import Array, Timestep
 
 if TYPE_CHECKING:
@@ -44,14 +44,17 @@ StepResult = tuple[
 class AMAGOEnv(ForwardingWrapper):
     """Wraps a gymnasium environment for policies that see a dict of arrays, previous actions and rewards.
 
-    A subclass may add observations: it sets `self.observation_space[key] = space` after `super().__init__()` and
-    returns the key from `inner_reset` and `inner_step` (an observation that is not a dict becomes the key
-    "observation" of one).
+    A subclass may override `inner_reset`, `inner_step`, `env_name`, `reset`, `step` and `make_action_rep`. It may
+    add observations: it sets `self.observation_space[key] = space` after `super().__init__()` and returns the key
+    from `inner_reset` and `inner_step` (an observation that is not a dict becomes the key "observation" of one).
+
+    An override of `step` may add metrics to `info`. It may catch an exception of its game, call `self.reset()`,
+    and return the timestep of that reset with truncated True: the episode then ends with the step before.
 
     Args:
         env: the environment. Action spaces: Discrete, MultiDiscrete, MultiBinary, bounded Box. Observation spaces:
-            those, unbounded Boxes, and any nesting of Dict and Tuple. It may be a gymnasium VectorEnv in autoreset
-            mode SAME_STEP.
+            those, unbounded Boxes, Text, minigrid's MissionSpace, and any nesting of Dict and Tuple. It may be a
+            gymnasium VectorEnv of `batched_envs` rows, in any autoreset mode.
         env_name: name for logs and files. None reads the attribute `env_name` of the environment or a wrapper
             inside, at each use because multi-task environments change it between resets; without such an
             attribute, the id of the environment's spec or its class name.
@@ -60,9 +63,14 @@ class AMAGOEnv(ForwardingWrapper):
             returns the first observation of the new episode in the step that ends one.
 
     Attributes:
+        env: the environment.
+        batched_envs: E.
         observation_space: Dict of Boxes, of one environment.
         action_space: of the policy: Discrete from 0, MultiDiscrete, MultiBinary or Box(-1, 1, (A,)).
         rl2_space: Box of shape (1 + A,): previous reward, previous action.
+        discrete: whether `action_space` is Discrete.
+        multibinary: whether `action_space` is MultiBinary.
+        action_size: A, the width of an action's representation.
 
     Raises:
         TypeError: if `env` is not a gymnasium environment, `env_name` not a string, or a space is not supported.
@@ -89,7 +97,12 @@ class AMAGOEnv(ForwardingWrapper):
         self._inner_mapper = ObservationMapper(env.observation_space, self.batched_envs)
         self.observation_space = gym.spaces.Dict(dict(self._inner_mapper.space.spaces))
         self.rl2_space = gym.spaces.Box(-np.inf, np.inf, (1 + self._codec.width,), np.float32)
+        self.discrete = isinstance(self.action_space, gym.spaces.Discrete)
+        self.multibinary = isinstance(self.action_space, gym.spaces.MultiBinary)
+        self.action_size = self._codec.width
         self._time_idx: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)
+        # Counted by a BatchedStepper, which steps the environment without calling `step`
+        self.shared_step_count: npt.NDArray[np.int64] | None = None
         # Only an overridden representation checks the action a second time.
         self._own_action_rep = type(self).make_action_rep is not AMAGOEnv.make_action_rep
 
@@ -105,22 +118,21 @@ class AMAGOEnv(ForwardingWrapper):
     def _make_mapper(self, batched_envs: int) -> ObservationMapper:
         mapped = self._inner_mapper.space.spaces
         assert isinstance(self.observation_space, gym.spaces.Dict)
-        edited = {
-            key: space for key, space in self.observation_space.spaces.items() if space is not mapped.get(key)
+        edits = {
+            key: None if space is mapped.get(key) else space
+            for key, space in self.observation_space.spaces.items()
         }
-        space: Any = self.env.observation_space
-        if isinstance(space, gym.spaces.Dict):
-            space = gym.spaces.Dict({**space.spaces, **edited})
-        elif set(edited) - {DEFAULT_KEY}:
-            space = gym.spaces.Dict({DEFAULT_KEY: space, **edited})
-        else:
-            space = edited.get(DEFAULT_KEY, space)
-        return ObservationMapper(space, batched_envs)
+        return ObservationMapper(self.env.observation_space, batched_envs, edits)
 
     @property
     def mapped_observation_space(self) -> gym.spaces.Dict:
         """`observation_space` as a Dict of Boxes, the keys that a subclass has added or replaced included."""
         return self._map_obs.space
+
+    @property
+    def step_count(self) -> npt.NDArray[np.int64]:
+        """(E,) int64, steps since the start of each running episode."""
+        return (self._time_idx if self.shared_step_count is None else self.shared_step_count).copy()
 
     @property
     def env_name(self) -> str:
@@ -225,7 +237,8 @@ class AMAGOEnv(ForwardingWrapper):
         Returns:
             `(timestep, reward (E,) float32, terminated (E,) bool, truncated (E,) bool, info)`. The timestep of a
             batched environment has the reward and time of the step that ended an episode; its
-            `create_reset_version` is the first timestep of the next one.
+            `create_reset_version` is the first timestep of the next one. Time 0 marks rows that were reset in
+            this step and did nothing else (autoreset mode NEXT_STEP).
 
         Raises:
             ValueError: if the action is outside `action_space`, the observation does not fit its space, or the
@@ -254,6 +267,8 @@ class AMAGOEnv(ForwardingWrapper):
             truncated = _row_values("truncated", raw_truncated, np.bool_, num_envs)
             finite = bool(np.isfinite(reward).all())
             time_idx = self._time_idx + 1
+            if RESET_ROWS in info:
+                time_idx[info[RESET_ROWS]] = 0
             self._time_idx = np.where(terminated | truncated, 0, time_idx)
         if not finite:
             self.raise_nonfinite(raw_reward, time_idx)
@@ -299,20 +314,22 @@ class AMAGOEnv(ForwardingWrapper):
             rows: the K rows that finished.
 
         Returns:
-            Arrays (K, *shape) by key, or None if the environment does not report them.
+            Arrays (K, *shape) by key, where they differ from the observation that `step` returned: an environment
+            that resets a row in the next step returns the final observation itself, and the keys that a subclass
+            adds are not reported. None if the environment should report final observations and does not.
         """
+        if RESET_ROWS in info:
+            return {}
         reported = info.get("final_obs", info.get("final_observation"))
         if reported is None:
             return None
         if isinstance(reported, list) or (isinstance(reported, np.ndarray) and reported.dtype == object):
             if any(reported[row] is None for row in rows):
                 return None
-            mapped = [self._map_one_obs(reported[row]) for row in rows]
-            return {
-                key: np.concatenate([one[key] for one in mapped]) for key in self._map_one_obs.space.spaces
-            }
+            mapped = [self._map_one_obs(reported[row], skip_missing=True) for row in rows]
+            return {key: np.concatenate([one[key] for one in mapped]) for key in mapped[0]} if mapped else {}
         index = np.asarray(rows, dtype=np.int64)
-        return {key: array[index] for key, array in self._map_obs(reported).items()}
+        return {key: array[index] for key, array in self._map_obs(reported, skip_missing=True).items()}
 
 
 def single_value(name: str, value: Any, dtype: Any) -> Any:

@@ -1,11 +1,11 @@
 """Compatibility with gymnasium 0.29 and 1.1 up to 2: versions, wrapper attributes, and gymnasium's VectorEnv.
 
-`AMAGOEnv(env, batched_envs=N)` takes a gymnasium VectorEnv through `VectorEnvAdapter`, if it resets a row within
-the step that ends its episode (`AutoresetMode.SAME_STEP`, the only mode before 1.0) and reports the final
-observation in `info`.
+`AMAGOEnv(env, batched_envs=N)` takes a gymnasium VectorEnv through `VectorEnvAdapter`.
 """
 
 import re
+import warnings
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +14,9 @@ from gymnasium.vector import VectorEnv
 
 # Of vector environments; releases before 1.1 have one mode.
 HAS_AUTORESET_MODES = hasattr(gym.vector, "AutoresetMode")
+AUTORESET_MODES = ("NEXT_STEP", "SAME_STEP", "DISABLED")
+# Key of `info`: (E,) bool, rows that a step has only reset, because their episode had ended before.
+RESET_ROWS = "amago_reset_rows"
 
 
 def check_gymnasium_version(version: str) -> None:
@@ -72,13 +75,21 @@ class ForwardingWrapper(gym.Wrapper):
 class VectorEnvAdapter(gym.Env[Any, Any]):
     """A gymnasium VectorEnv as a `gymnasium.Env` with the spaces of one row.
 
+    What `step` returns for a row whose episode ended depends on the autoreset mode:
+
+    - SAME_STEP: the first observation of the next episode; `info["final_obs"]` has the final one.
+    - DISABLED: the same. The adapter resets the row, by `reset(options={"reset_mask": mask})`.
+    - NEXT_STEP: the final observation. The next step resets the row, whatever its action. It is no transition: the
+      adapter returns it as the end, at time 0, of an episode without steps. `info[RESET_ROWS]` tells these rows.
+
     Args:
-        vector_env: vector environment in autoreset mode SAME_STEP.
+        vector_env: the vector environment. Without `metadata["autoreset_mode"]` its mode is NEXT_STEP, as in
+            gymnasium's wrappers, and SAME_STEP with gymnasium 0.29.
         batched_envs: the expected number of rows.
 
     Raises:
-        ValueError: if the number of rows differs or is 1, or the autoreset mode is another one; from `step`, if an
-            episode ends without a report of its final observation.
+        ValueError: if the number of rows differs or is 1, or the autoreset mode is unknown; from `step`, if an
+            episode ends in mode SAME_STEP without a report of its final observation.
     """
 
     def __init__(self, vector_env: Any, batched_envs: int) -> None:
@@ -91,32 +102,42 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
             raise ValueError(
                 "a vector environment of num_envs=1 is not batched: pass the environment inside it"
             )
-        mode = (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode")
-        if getattr(mode, "name", mode) != "SAME_STEP" and (HAS_AUTORESET_MODES or mode is not None):
-            raise ValueError(
-                f"the vector environment has metadata['autoreset_mode']={mode}, and only SAME_STEP is supported: "
-                "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP (gymnasium.make_vec takes "
-                "it in vector_kwargs)"
-            )
         self.vector_env = vector_env
+        self.autoreset_mode = _autoreset_mode(vector_env)
         self.observation_space = vector_env.single_observation_space
         self.action_space = vector_env.single_action_space
         self.spec = vector_env.spec
         self.metadata = vector_env.metadata
         self.render_mode = getattr(vector_env, "render_mode", None)
+        self._ended = np.zeros(batched_envs, np.bool_)
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for missing attributes only; `vector_env` is missing while the object is made or unpickled.
+        if name.startswith("_") or name == "vector_env":
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self.vector_env, name)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Resets every row; the vector environment derives the rows' seeds."""
+        self._ended = np.zeros_like(self._ended)
         result: tuple[Any, dict[str, Any]] = self.vector_env.reset(seed=seed, options=options)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every row."""
         obs, reward, terminated, truncated, info = self.vector_env.step(action)
-        reported = "final_obs" in info or "final_observation" in info
-        if not reported and np.logical_or(terminated, truncated).any():
+        ended = np.logical_or(terminated, truncated)
+        if self.autoreset_mode == "NEXT_STEP":
+            was_reset, self._ended = self._ended, ended
+            reward = np.where(was_reset, 0.0, reward)
+            return obs, reward, terminated, truncated | was_reset, {**info, RESET_ROWS: was_reset}
+        if self.autoreset_mode == "DISABLED" and ended.any():
+            # Copied, as the reset may write into the same arrays
+            info = {**info, "final_obs": deepcopy(obs)}
+            obs, _ = self.vector_env.reset(options={"reset_mask": ended})
+        if ended.any() and "final_obs" not in info and "final_observation" not in info:
             raise ValueError(
                 "an episode ended, and the vector environment did not report its final observation: "
                 "it must set info['final_obs'], as gymnasium's own vector environments do"
@@ -128,6 +149,28 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
 
     def close(self) -> None:
         self.vector_env.close()
+
+
+def _autoreset_mode(vector_env: Any) -> str:
+    """The name of the autoreset mode, one of `AUTORESET_MODES`."""
+    # gymnasium's own vector environments share `metadata` with all environments of the class inside.
+    mode = getattr(getattr(vector_env, "unwrapped", vector_env), "autoreset_mode", None)
+    if mode is None:
+        mode = (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode")
+    if mode is None and HAS_AUTORESET_MODES:
+        warnings.warn(
+            f"{type(vector_env).__name__} has no metadata['autoreset_mode']; NEXT_STEP is assumed, which is "
+            "gymnasium's default",
+            stacklevel=4,
+        )
+        return "NEXT_STEP"
+    name = "SAME_STEP" if mode is None else getattr(mode, "name", mode)
+    if name not in AUTORESET_MODES:
+        raise ValueError(
+            f"the vector environment has metadata['autoreset_mode']={mode!r}, not one of "
+            f"{', '.join(AUTORESET_MODES)} of gymnasium.vector.AutoresetMode"
+        )
+    return str(name)
 
 
 def adapt_vector_env(env: Any, batched_envs: int) -> Any:

@@ -101,6 +101,11 @@ class StepCounts:
         self._steps += 1
         return changed
 
+    def take_back(self, names: Sequence[str]) -> None:
+        """Subtracts one step for each of `names`, of rows whose step was no transition."""
+        for name in names:
+            self.totals[name] = self.totals.get(name, 0) - 1
+
     def settle(self) -> None:
         """Adds the counted steps to the totals."""
         if self._steps:

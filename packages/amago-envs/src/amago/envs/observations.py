@@ -1,7 +1,8 @@
 """Observations: any observation space mapped to a flat dict of arrays, the form of policies and buffers.
 
 Nested Dicts join their keys with "/", Tuples use "0", "1", ..., and anything else is called "observation".
-Discrete and MultiDiscrete observations become one-hot float32; arrays keep their dtype.
+Discrete and MultiDiscrete observations become one-hot float32; texts become tokens (`amago.envs.tokens`); arrays
+keep their dtype.
 
 E = environments behind one AMAGOEnv.
 """
@@ -12,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.envs.tokens import Tokenizer, tokenizer_for
 from amago.hindsight import Array
 
 Space = gym.spaces.Space[Any]
@@ -24,45 +26,57 @@ class ObservationMapper:
     Args:
         space: the observation space of one environment.
         batched_envs: E; observations carry the leading axis E if it is more than 1.
+        edits: the keys of the result, if they differ from those of `space`: None keeps the entry of `space`, a
+            space adds or replaces one. Added entries are looked up in the observation, which must then be a dict
+            (with the key "observation" for what `space` describes, unless that is a dict itself).
 
     Attributes:
         space: the flat Dict of Boxes of the result, without the axis E.
 
     Raises:
-        TypeError: for a space without a fixed shape (Text, Sequence, Graph, ...).
+        TypeError: for a space without a fixed shape (Sequence, Graph, ...).
         ValueError: if two leaves of the space get the same key.
     """
 
-    def __init__(self, space: Space, batched_envs: int) -> None:
-        self._leaves: list[tuple[str, tuple[Any, ...], _Leaf]] = []
-        boxes: dict[str, Space] = {}
-        for path, leaf_space in _flatten(space):
-            key = "/".join(str(step) for step in path) or DEFAULT_KEY
-            if key in boxes:
-                raise ValueError(
-                    f"two leaves of the observation space get the key {key!r}; rename one: {space}"
-                )
-            leaf = _make_leaf(key, leaf_space, batched_envs)
-            boxes[key] = leaf.box
-            self._leaves.append((key, path, leaf))
-        if not boxes:
+    def __init__(
+        self, space: Space, batched_envs: int, edits: Mapping[str, Space | None] | None = None
+    ) -> None:
+        named = _named_leaves(space)
+        found = _edited(named, edits)
+        if not found:
             raise ValueError(f"the observation space {space} is empty; it needs at least one array")
-        self.space = gym.spaces.Dict(boxes)
+        self._leaves: list[tuple[str, tuple[Any, ...], Any]] = [
+            (key, path, _make_leaf(key, leaf_space, batched_envs))
+            for key, (path, leaf_space) in found.items()
+        ]
+        self.space = gym.spaces.Dict({key: leaf.box for key, _, leaf in self._leaves})
+        self._adds_keys = _is_plain(named) and all(path for path, _ in found.values())
         # Dict sorts its keys in some releases; files and shared memory need one order.
         self._leaves.sort(key=lambda leaf: list(self.space.spaces).index(leaf[0]))
 
-    def __call__(self, observation: Any) -> dict[str, Array]:
+    def __call__(self, observation: Any, skip_missing: bool = False) -> dict[str, Array]:
         """Maps one observation.
+
+        Args:
+            observation: in the form of the space.
+            skip_missing: leave out what the observation lacks.
 
         Raises:
             ValueError: if an array has another shape than the space says, or values that its dtype cannot hold.
             KeyError, IndexError: if a leaf of the observation is missing.
         """
         arrays: dict[str, Array] = {}
+        if skip_missing and self._adds_keys and not isinstance(observation, dict):
+            observation = {DEFAULT_KEY: observation}
         for key, path, leaf in self._leaves:
             value = observation
-            for step in path:
-                value = value[step]
+            try:
+                for step in path:
+                    value = value[step]
+            except (KeyError, IndexError):
+                if skip_missing:
+                    continue
+                raise
             arrays[key] = leaf(value)
         return arrays
 
@@ -91,6 +105,40 @@ def _flatten(space: Space, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, 
     return [(path, space)]
 
 
+def _named_leaves(space: Space) -> dict[str, tuple[tuple[Any, ...], Space]]:
+    """The path and the space of every leaf, by key."""
+    leaves: dict[str, tuple[tuple[Any, ...], Space]] = {}
+    for path, leaf_space in _flatten(space):
+        key = "/".join(str(step) for step in path) or DEFAULT_KEY
+        if key in leaves:
+            raise ValueError(f"two leaves of the observation space get the key {key!r}; rename one: {space}")
+        leaves[key] = (path, leaf_space)
+    return leaves
+
+
+def _edited(
+    leaves: dict[str, tuple[tuple[Any, ...], Space]], edits: Mapping[str, Space | None] | None
+) -> dict[str, tuple[tuple[Any, ...], Space]]:
+    if edits is None:
+        return leaves
+    plain = _is_plain(leaves)
+    alone = plain and set(edits) == {DEFAULT_KEY}
+    edited: dict[str, tuple[tuple[Any, ...], Space]] = {}
+    for key, space in edits.items():
+        if space is None:
+            path, own_space = leaves[key]
+            edited[key] = ((key,) if plain and not alone else path, own_space)
+        else:
+            for path, leaf_space in _flatten(space, () if alone else (key,)):
+                edited["/".join(map(str, path)) or DEFAULT_KEY] = (path, leaf_space)
+    return edited
+
+
+def _is_plain(leaves: Mapping[str, tuple[tuple[Any, ...], Space]]) -> bool:
+    """Whether the space has no parts: its observation becomes an entry of a dict when a key is added."""
+    return DEFAULT_KEY in leaves and leaves[DEFAULT_KEY][0] == ()
+
+
 class _Leaf:
     """One array of an observation, copied into the dtype of its space."""
 
@@ -112,7 +160,7 @@ class _Leaf:
         shape, dtype = self._value_shape, self._dtype
 
         def write(value: Any) -> None:
-            array = value if type(value) is np.ndarray else np.asarray(value)
+            array = value if type(value) is np.ndarray else np.asarray(_unwrapped(value))
             if array.shape != shape:
                 raise ValueError(
                     f"observation {self.key!r} has shape {array.shape}, and its space says {shape}; "
@@ -137,6 +185,11 @@ class _Leaf:
             )
 
 
+def _unwrapped(value: Any) -> Any:
+    """The value of a leaf; a subclass may return `{"observation": value}` for a space that is not a dict."""
+    return value[DEFAULT_KEY] if type(value) is dict and DEFAULT_KEY in value else value
+
+
 class _OneHotLeaf:
     """One or several discrete values as one-hots in a row, float32."""
 
@@ -150,7 +203,7 @@ class _OneHotLeaf:
         self._row_numbers = np.arange(batched_envs)[:, None]
 
     def __call__(self, value: Any) -> Array:
-        array = np.asarray(value)
+        array = np.asarray(_unwrapped(value))
         if array.size != self._batched_envs * self._sizes.size:
             raise ValueError(
                 f"observation {self.key!r} has shape {array.shape}; its space holds {self._sizes.size} discrete "
@@ -165,6 +218,34 @@ class _OneHotLeaf:
 
     def into(self, target: Array) -> Callable[[Any], None]:
         """A function that writes a value's one-hots into `target` (E, *shape)."""
+
+        def write(value: Any) -> None:
+            target[...] = self(value)
+
+        return write
+
+
+class _TextLeaf:
+    """Texts as tokens in a row, uint8 if the vocabulary allows, else int32."""
+
+    def __init__(self, key: str, tokenizer: Tokenizer, batched_envs: int) -> None:
+        self.key = key
+        self._tokenizer = tokenizer
+        self._batched_envs = batched_envs
+        dtype: Any = np.uint8 if tokenizer.highest <= np.iinfo(np.uint8).max else np.int32
+        self.box = gym.spaces.Box(0, tokenizer.highest, (tokenizer.length,), dtype)
+
+    def __call__(self, value: Any) -> Array:
+        value = _unwrapped(value)
+        texts = [value] if self._batched_envs == 1 else list(value)
+        if len(texts) != self._batched_envs:
+            raise ValueError(
+                f"observation {self.key!r} has {len(texts)} texts for {self._batched_envs} environments"
+            )
+        return np.array([self._tokenizer(text) for text in texts], dtype=self.box.dtype)
+
+    def into(self, target: Array) -> Callable[[Any], None]:
+        """A function that writes the tokens of a text, or of E texts, into `target` (E, K)."""
 
         def write(value: Any) -> None:
             target[...] = self(value)
@@ -187,10 +268,13 @@ def _make_leaf(key: str, space: Space, batched_envs: int) -> Any:
             else gym.spaces.Box(space.low.reshape(1), space.high.reshape(1), (1,), space.dtype)
         )
         return _Leaf(key, box, batched_envs, tuple(space.shape))
+    tokenizer = tokenizer_for(space)
+    if tokenizer is not None:
+        return _TextLeaf(key, tokenizer, batched_envs)
     raise TypeError(
         f"observation {key!r} has the space {space}, which has no fixed shape: observation spaces may be Box, "
-        "Discrete, MultiDiscrete and MultiBinary, in any nesting of Dict and Tuple. An ObservationWrapper can "
-        "convert others"
+        "Discrete, MultiDiscrete, MultiBinary and Text, in any nesting of Dict and Tuple. An ObservationWrapper "
+        "can convert others"
     )
 
 

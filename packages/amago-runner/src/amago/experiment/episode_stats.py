@@ -79,13 +79,15 @@ class RunningEpisodes:
         """
         self._returns += step.rewards
         self._lengths += 1
+        if step.done_rows.size:
+            self._lengths[step.reset_rows] -= 1
         for row, metrics in step.metrics:
             self._reported.setdefault(row, []).append(metrics)
         for row in step.done_rows.tolist():
-            if remaining is None or remaining[row] > 0:
+            if self._lengths[row] > 0 and (remaining is None or remaining[row] > 0):
                 self._finish(row, step.env_names[row], stats)
-            if remaining is not None and remaining[row] > 0:
-                remaining[row] -= 1
+                if remaining is not None:
+                    remaining[row] -= 1
             self._returns[row] = 0.0
             self._lengths[row] = 0
             self._reported.pop(row, None)

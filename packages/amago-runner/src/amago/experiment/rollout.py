@@ -170,6 +170,7 @@ class Rollout:
             dones = step.terminated | step.truncated
             with torch.inference_mode():
                 self.hidden_state = self.agent.reset_hidden_state(self.hidden_state, dones)
+            self._counts.take_back([step.env_names[row] for row in step.reset_rows.tolist()])
         self._counts.add(step.env_names)
         self._running.add(step, self.stats, remaining)
         if self.recorder is not None:

@@ -175,28 +175,33 @@ class TrajectoryRecorder:
         self._due = 0
 
     def add(self, step: VectorStep) -> None:
-        """Records one step of all rows.
+        """Records one step of all rows, except `step.reset_rows`, which made no transition.
 
         Raises:
             RuntimeError: if `begin` was not called first.
             TrajectoryWriteError: if a write failed since the last call.
         """
         buffer = self._buffer
+        reset_rows = step.reset_rows.tolist()
         if self._writer is not None:
             if buffer is None:
                 raise RuntimeError(
                     "add was called before begin: call begin with the vector environment's reset first"
                 )
+            if reset_rows:
+                self.cut(reset_rows)
             buffer.add(step)
         if self._counts.add(step.env_names):
             self._names = step.env_names
-        self.total_frames += len(step.rewards)
+        self.total_frames += len(step.rewards) - len(reset_rows)
+        self._counts.take_back([step.env_names[row] for row in reset_rows])
         if self._writer is None or buffer is None:
             return
         if step.done_rows.size:
             for row, segment in buffer.finished_segments(step):
                 buffer.begin_episode(row)
-                self._write(segment, row)
+                if segment.time_idxs[-1] > 0:
+                    self._write(segment, row)
             self._sample_limits(step.done_rows)
         self._steps += 1
         if self._steps >= self._due:

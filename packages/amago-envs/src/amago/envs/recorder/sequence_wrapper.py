@@ -107,7 +107,9 @@ class SequenceWrapper(ForwardingWrapper):
         done_rows = np.flatnonzero(terminated | truncated)
         following = timestep.create_reset_version(done_rows) if done_rows.size else timestep
         metrics = self._metrics(info)
-        self._keep_statistics(reward, done_rows, metrics)
+        # An episode at time 0 before and after this step had no transition: the row was only reset.
+        has_steps = (self.step_count > 0) | (timestep.time_idx > 0)
+        self._keep_statistics(reward, done_rows[has_steps[done_rows]], metrics)
         self._timestep = timestep if self.batched_envs == 1 else following
         self.recorder.add(
             VectorStep(
@@ -143,11 +145,10 @@ class SequenceWrapper(ForwardingWrapper):
                 self.success_history.add_score(self._names[row], name, value)
 
     def _final_obs(self, timestep: Timestep, info: dict[str, Any], done_rows: Array) -> dict[str, Array]:
+        final = {key: array[done_rows] for key, array in timestep.obs.items()}
         if self.batched_envs > 1 and done_rows.size:
-            reported: dict[str, Array] | None = find_attribute(self.env, "final_observation")(info, done_rows)
-            if reported is not None:
-                return reported
-        return {key: array[done_rows] for key, array in timestep.obs.items()}
+            final.update(find_attribute(self.env, "final_observation")(info, done_rows) or {})
+        return final
 
     def finish_active_traj(self, idx: int, new_init_timestep: Timestep) -> None:
         """Queues the segment of row `idx` for writing; the next one begins with `new_init_timestep`."""

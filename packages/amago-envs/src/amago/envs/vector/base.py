@@ -4,6 +4,7 @@ Shapes: N = environment rows, A = width of the action representation, K = rows w
 An environment with `batched_envs` = E fills E consecutive rows.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +52,9 @@ class VectorStep:
         truncated: (N,) bool.
         done_rows: (K,) int64, rows whose episode ended in this step, ascending.
         final_obs: final observations of the done rows by key, each (K, *shape).
-        final_time_idxs: (K,) int64, time indices of the final observations.
+        final_time_idxs: (K,) int64, time indices of the final observations. 0: the row was reset in this step and
+            made no transition. Either its episode had ended in the step before (gymnasium's autoreset mode
+            NEXT_STEP), or an AMAGOEnv subclass has reset a broken environment.
         metrics: (row, {name: value}) for every row whose `info` reported metrics in this step.
         env_names: N names of the environments before any autoreset in this step.
     """
@@ -66,6 +69,12 @@ class VectorStep:
     final_time_idxs: Array
     metrics: list[tuple[int, dict[str, float]]]
     env_names: list[str]
+
+    @property
+    def reset_rows(self) -> Array:
+        """(R,) int64, the done rows that were reset in this step and made no transition."""
+        rows: Array = self.done_rows[self.final_time_idxs == 0]
+        return rows
 
 
 class EnvWorkerError(RuntimeError):
@@ -113,6 +122,12 @@ class VectorEnv(ABC):
         self._closed = False
         self._pending: str | None = None
         self.env_names: list[str] = self._names_by_row(spec.names)
+        if spec.overridden:
+            warnings.warn(
+                f"environments are stepped one by one, which is slower, because {' and '.join(spec.overridden)} "
+                "replaces what is otherwise done for all of them at once; the results are the same",
+                stacklevel=2,
+            )
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> PolicyInput:

@@ -23,25 +23,38 @@ def can_be_batched(envs: Sequence[Any]) -> bool:
     """Whether `BatchedStepper` supports `envs`, a list of AMAGOEnvs or of exploration wrappers around them.
 
     It does not support batched environments, different action spaces, different exploration classes, or
-    subclasses that override `step` or `make_action_rep`.
+    subclasses that override what it does at once for all, see `overridden_methods`.
     """
     if len(envs) < 2 or len({type(env) for env in envs}) > 1:
         return False
-    inner = envs
-    if isinstance(envs[0], ExplorationWrapper):
-        if type(envs[0]).step is not ExplorationWrapper.step:
-            return False
-        inner = [env.env for env in envs]
-    return all(_is_plain(env) and env.env.action_space == inner[0].env.action_space for env in inner)
-
-
-def _is_plain(env: Any) -> bool:
-    return (
+    if any(overridden_methods(env) for env in envs):
+        return False
+    inner = [env.env for env in envs] if isinstance(envs[0], ExplorationWrapper) else envs
+    return all(
         isinstance(env, AMAGOEnv)
         and env.batched_envs == 1
-        and type(env).step is AMAGOEnv.step
-        and type(env).make_action_rep is AMAGOEnv.make_action_rep
+        and env.env.action_space == inner[0].env.action_space
+        for env in inner
     )
+
+
+def overridden_methods(env: Any) -> list[str]:
+    """The overridden methods of an AMAGOEnv, and of exploration around it, that make it step by itself."""
+    methods = []
+    if isinstance(env, ExplorationWrapper):
+        methods += _overridden(env, ExplorationWrapper, "step")
+        env = env.env
+    if isinstance(env, AMAGOEnv) and env.batched_envs == 1:
+        methods += _overridden(env, AMAGOEnv, "step", "make_action_rep")
+    return methods
+
+
+def _overridden(env: Any, base: type[Any], *names: str) -> list[str]:
+    return [
+        f"{type(env).__name__}.{name}"
+        for name in names
+        if getattr(type(env), name) is not getattr(base, name)
+    ]
 
 
 class BatchedStepper:
@@ -62,6 +75,8 @@ class BatchedStepper:
         if isinstance(envs[0], ExplorationWrapper):
             self._explorers = list(envs)
         self._envs: list[AMAGOEnv] = [env.env for env in envs] if self._explorers else list(envs)
+        for row, env in enumerate(self._envs):
+            env.shared_step_count = arrays.time_idxs[row : row + 1]
         # If `inner_step` is not overridden, a direct call of `env.step` saves one function call.
         self._step_env: list[Callable[[Any], Any]] = [
             env.env.step if type(env).inner_step is AMAGOEnv.inner_step else env.inner_step

@@ -17,7 +17,7 @@ from amago.envs.metrics import extract_metrics, extract_vector_metrics
 from amago.envs.seeding import stream
 from amago.envs.vector.autoreset import autoreset
 from amago.envs.vector.base import ExplorationState
-from amago.envs.vector.batched_stepper import BatchedStepper, can_be_batched
+from amago.envs.vector.batched_stepper import BatchedStepper, can_be_batched, overridden_methods
 from amago.envs.vector.env_slot import EnvSlot
 from amago.envs.vector.shared_arrays import StepArrays, layout
 from amago.hindsight import Array
@@ -43,13 +43,17 @@ class StepNotes:
 
 @dataclass(slots=True, kw_only=True)
 class GroupSpec:
-    """Spaces, numbers of rows and names of the environments of a group."""
+    """Spaces, numbers of rows and names of the environments of a group.
+
+    `overridden` has the methods of subclasses because of which a group steps its environments one by one.
+    """
 
     observation_space: gym.spaces.Dict
     rl2_space: gym.spaces.Box
     action_space: gym.Space[Any]
     rows_per_env: list[int]
     names: list[str]
+    overridden: list[str] = field(default_factory=list)
 
 
 def merge_specs(specs: Sequence[GroupSpec], first_index: int) -> GroupSpec:
@@ -81,6 +85,7 @@ def merge_specs(specs: Sequence[GroupSpec], first_index: int) -> GroupSpec:
         action_space=first.action_space,
         rows_per_env=[rows for spec in specs for rows in spec.rows_per_env],
         names=[name for spec in specs for name in spec.names],
+        overridden=list(dict.fromkeys(name for spec in specs for name in spec.overridden)),
     )
 
 
@@ -146,6 +151,7 @@ class EnvGroup:
                     action_space=slot.amago_env.action_space,
                     rows_per_env=[slot.stop - slot.start],
                     names=[slot.name],
+                    overridden=overridden_methods(slot.env) if len(self._slots) > 1 else [],
                 )
                 for slot in self._slots
             ],
