@@ -35,7 +35,7 @@ def test_packages_come_with_a_command_that_installs_them(entry: CatalogEntry) ->
         ("popgym-RepeatFirstHard-v0", "POPGym", {"env_name": "popgym-RepeatFirstHard-v0"}),
         ("ALE/MsPacman-v5", "AtariGame", {"game": "MsPacman", "version": "v5"}),
         ("metaworld/push-v3", "Metaworld", {"benchmark_name": "push-v3"}),
-        ("dm_control/ball_in_cup-catch", "DMControl", {"domain": "ball_in_cup", "task": "catch"}),
+        ("dm_control/ball_in_cup-catch", "DMControl", {"domain": "dm_control/ball_in_cup-catch"}),
         ("gymnax/MemoryChain-bsuite", "Gymnax", {"env_id": "MemoryChain-bsuite"}),
         ("XLand-MiniGrid-R4-13x13", "XLandMiniGrid", {"rooms": 4, "grid_size": 13}),
         ("MiniGrid-Empty-5x5-v0", "MiniGrid-...", {"id": "MiniGrid-Empty-5x5-v0"}),

@@ -26,7 +26,9 @@ def train(env: str, run_dir: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("env", "solved"), [("CartPole-v1", 475.0), ("Pendulum-v1", -200.0)])
-def test_ordinary_control_is_solved_by_the_default_settings(env: str, solved: float, buffer_dir: Path) -> None:
+def test_ordinary_control_is_solved_by_the_default_settings(
+    env: str, solved: float, buffer_dir: Path
+) -> None:
     summary = train(env, buffer_dir)
     assert summary["eval_episodes"] == 100
     assert summary["mean_return"] >= solved

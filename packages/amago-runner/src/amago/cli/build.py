@@ -6,6 +6,7 @@ gin settings apply in this order, later ones win: the recipe, options, --gin fil
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
 from amago.experiment.run_json import RunRecord
+from amago.loading import OfflineDataset
+from amago.loading.offline.array_files import load_minari
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -230,6 +233,22 @@ def build_agent(plan: RunPlan) -> BaseAgent:
         env.close()
 
 
+def _offline_arguments(plan: RunPlan, folder: Path) -> dict[str, Any]:
+    """Arguments of a run that learns from a Minari dataset and collects nothing."""
+    dataset = load_minari(
+        plan.recipe.env_args["dataset"], download=plan.recipe.env_args.get("download", False)
+    )
+    return {
+        "dataset": OfflineDataset(
+            dataset, store=folder.parent / f"{folder.name}-data", sample_by="timesteps"
+        ),
+        "dset_root": None,
+        "dset_name": None,
+        "dset_max_size": None,
+        "start_collecting_at_epoch": math.inf,
+    }
+
+
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
     """Sets the number of torch's threads, and afterwards the former number again; None changes nothing."""
@@ -279,6 +298,8 @@ def build_experiment(
         },
         **{name: getattr(recipe, setting) for name, setting in _ARGUMENTS.items()},
     }
+    if plan.facts.kind == "offline":
+        arguments.update(_offline_arguments(plan, folder))
     if recipe.traj_save_len is not None:
         arguments["traj_save_len"] = max(recipe.traj_save_len, recipe.max_seq_len or 0)
     bound = {each.parameter for each in active_bindings() if each.selector == selector_of(Experiment)}

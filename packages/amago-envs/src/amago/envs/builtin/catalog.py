@@ -18,12 +18,13 @@ import gymnasium
 
 from amago.envs.builtin.optional import optional_import
 
-Kind = Literal["vectors", "memory", "pixels", "tokens"]
+Kind = Literal["vectors", "memory", "pixels", "tokens", "offline"]
 KINDS: dict[Kind, str] = {
     "vectors": "the current observation suffices",
     "memory": "vectors; earlier steps or attempts must be remembered",
     "pixels": "images of a screen or a camera",
     "tokens": "small grids of ids, and instructions",
+    "offline": "a fixed dataset; the environment is only for evaluation",
 }
 
 
@@ -154,22 +155,22 @@ def _steps_of_popgym(env: Any) -> int | None:
 
 # Steps of the longest episode: Easy, Medium, Hard (popgym 1.0.7).
 POPGYM_STEPS = {
-    "Autoencode": (104, 208, 312),
-    "RepeatPrevious": (52, 104, 156),
-    "RepeatFirst": (52, 416, 832),
-    "CountRecall": (52, 104, 208),
+    "Autoencode": (103, 207, 311),
+    "RepeatPrevious": (51, 103, 155),
+    "RepeatFirst": (51, 415, 831),
+    "CountRecall": (51, 103, 207),
     "PositionOnlyCartPole": (200, 400, 600),
     "VelocityOnlyCartpole": (200, 400, 600),
     "NoisyPositionOnlyCartPole": (200, 200, 200),
     "PositionOnlyPendulum": (200, 150, 100),
     "NoisyPositionOnlyPendulum": (200, 200, 200),
     "MultiarmedBandit": (200, 400, 600),
-    "HigherLower": (52, 104, 156),
+    "HigherLower": (51, 103, 155),
     "Battleship": (64, 100, 144),
     "Concentration": (104, 208, 104),
     "MineSweeper": (16, 36, 64),
 }
-MULTI_DOMAIN_POPGYM_STEPS = 2 * (832 + 1)
+MULTI_DOMAIN_POPGYM_STEPS = 2 * (831 + 1)
 
 
 def _toys() -> list[CatalogEntry]:
@@ -217,6 +218,15 @@ def _toys() -> list[CatalogEntry]:
             steps_of=_product_of("episode_length"),
         ),
         CatalogEntry(
+            name="TMazeAlt",
+            module=tmaze,
+            factory="TMazeAlt",
+            description="the general maze, with all its settings",
+            kind="memory",
+            episode_steps=11,
+            steps_of=_product_of("episode_length"),
+        ),
+        CatalogEntry(
             name="KShot",
             module=__name__,
             factory="make_kshot",
@@ -250,7 +260,7 @@ def _popgym() -> list[CatalogEntry]:
             extra="popgym",
             packages=("popgym",),
             tested_with=tested,
-            episode_steps=52,
+            episode_steps=51,
             steps_of=_steps_of_popgym,
             id_prefix="popgym-",
             id_arguments=lambda env_id: {"env_name": env_id},
@@ -379,8 +389,8 @@ def _pixels() -> list[CatalogEntry]:
             kind="pixels",
             defaults={"games": ["coinrun"], "distribution_mode": "easy"},
             wrapper="ProcgenAMAGO",
-            packages=("procgen", "gym3"),
-            install="pip install --no-deps procgen2==0.10.7 gym3",
+            packages=("cffi", "gym3", "procgen"),
+            install="pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi",
             tested_with="procgen2 0.10.7",
             episode_steps=2001,
         ),
@@ -436,7 +446,7 @@ def _control() -> list[CatalogEntry]:
             description="ten trials on the same hidden chemistry",
             kind="memory",
             packages=("dm_env", "dm_alchemy"),
-            install="pip install git+https://github.com/google-deepmind/dm_alchemy",
+            install="pip install dm_env 'dm_alchemy @ git+https://github.com/google-deepmind/dm_alchemy'",
             tested_with="a stand-in with the interface of dm_alchemy",
             episode_steps=200,
         ),
@@ -452,8 +462,22 @@ def _control() -> list[CatalogEntry]:
             tested_with="dm_control 1.0.28",
             episode_steps=1000,
             id_prefix="dm_control/",
-            id_arguments=_arguments_of_dm_control,
+            id_arguments=lambda env_id: {"domain": env_id, "task": None},
             example_id="dm_control/cheetah-run",
+        ),
+        CatalogEntry(
+            name="Minari",
+            module="amago.envs.builtin.minari_envs",
+            factory="MinariAMAGOEnv",
+            description="offline datasets, D4RL's among them, and their environments",
+            kind="offline",
+            extra="minari",
+            packages=("minari", "h5py"),
+            tested_with="minari 0.5.4",
+            steps_of=lambda env: env.spec.max_episode_steps if env.spec else None,
+            id_prefix="minari/",
+            id_arguments=lambda env_id: {"dataset": env_id.partition("/")[2]},
+            example_id="minari/D4RL/pointmaze/umaze-v2",
         ),
         CatalogEntry(
             name="Gymnax",
@@ -497,14 +521,6 @@ def _arguments_of_xland(env_id: str) -> dict[str, Any]:
     if found is None:
         raise ValueError(f"{env_id!r} is not of the form XLand-MiniGrid-R<rooms>-<size>x<size>")
     return {"rooms": int(found[1]), "grid_size": int(found[2])}
-
-
-def _arguments_of_dm_control(env_id: str) -> dict[str, Any]:
-    """domain and task of "dm_control/ball_in_cup-catch"."""
-    domain, dash, task = env_id.partition("/")[2].partition("-")
-    if not dash:
-        raise ValueError(f"{env_id!r} is not of the form dm_control/<domain>-<task>")
-    return {"domain": domain, "task": task}
 
 
 CATALOG: dict[str, CatalogEntry] = {
