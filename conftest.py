@@ -20,7 +20,6 @@ ALLOWED_SKIPS = {
     "nvcc is not on the PATH": "the same CUDA sources are compiled for the CPU",
     "triton came without cuobjdump": "its wheels for Linux have it",
     "gymnasium 0.29 has one mode": "autoreset modes exist from gymnasium 1.1 on",
-    "needs gymnax": "an optional dependency of one builtin environment",
 }
 SLOW_TEST_SECONDS = 1200  # a training test takes up to ten minutes on two cores
 

@@ -303,8 +303,26 @@ def test_a_gymnasium_vector_env_that_does_not_report_the_final_observation_is_an
 def test_a_wrong_number_of_rows_is_refused_with_the_right_one():
     with pytest.raises(ValueError, match="batched_envs=2"):
         AMAGOEnv(gymnasium_lakes(2), "lake", batched_envs=3)
-    with pytest.raises(ValueError, match="the environment inside it"):
-        AMAGOEnv(gymnasium_lakes(1), "lake", batched_envs=1)
+
+
+@pytest.mark.skipif(not HAS_AUTORESET_MODES, reason="gymnasium 0.29 has one mode")
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
+def test_a_gymnasium_vector_env_of_one_row_is_an_ordinary_environment(mode):
+    env = make_vector_env(
+        [lambda: AMAGOEnv(countdowns(mode, rows=1), "countdown", batched_envs=1)],
+        env_mode="already_vectorized",
+    )
+    env.reset()
+    seen = []
+    for _ in range(6):
+        step = env.step(np.zeros((1, 1), np.int64))
+        seen.append(step.inputs.obs["observation"][0, 2])
+        if step.done_rows.size:
+            assert (
+                step.final_obs["observation"][0, 2] == step.final_time_idxs[0] == step.metrics[0][1]["Lasted"]
+            )
+    assert seen == [1, 0, 1, 2, 0, 1] if mode != "SAME_STEP" else seen[:2] == [1, 0]
+    env.close()
 
 
 def test_exploration_is_recorded_for_every_row():

@@ -12,6 +12,7 @@ from amago.envs.gymnasium_compat import check_gymnasium_version
 check_gymnasium_version(gymnasium.__version__)
 
 from amago.envs.amago_env import AMAGOEnv  # noqa: E402 (the version check comes first)
+from amago.envs.builtin.kshot import KShot  # noqa: E402
 from amago.envs.exploration import (  # noqa: E402
     BilevelEpsilonGreedy,
     EpsilonGreedy,
@@ -39,6 +40,7 @@ __all__ = [
     "EpisodeStats",
     "EpsilonGreedy",
     "ExplorationWrapper",
+    "KShot",
     "ReturnHistory",
     "SequenceWrapper",
     "SpecialMetricHistory",

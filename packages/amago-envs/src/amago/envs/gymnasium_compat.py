@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import iterate
 
 # Of vector environments; releases before 1.1 have one mode.
 HAS_AUTORESET_MODES = hasattr(gym.vector, "AutoresetMode")
@@ -82,14 +83,16 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     - NEXT_STEP: the final observation. The next step resets the row, whatever its action. It is no transition: the
       adapter returns it as the end, at time 0, of an episode without steps. `info[RESET_ROWS]` tells these rows.
 
+    With one row it is an ordinary environment without the leading axis, which its user resets.
+
     Args:
         vector_env: the vector environment. Without `metadata["autoreset_mode"]` its mode is NEXT_STEP, as in
             gymnasium's wrappers, and SAME_STEP with gymnasium 0.29.
         batched_envs: the expected number of rows.
 
     Raises:
-        ValueError: if the number of rows differs or is 1, or the autoreset mode is unknown; from `step`, if an
-            episode ends in mode SAME_STEP without a report of its final observation.
+        ValueError: if the number of rows differs, or the autoreset mode is unknown; from `step`, if an episode
+            ends in mode SAME_STEP without a report of its final observation.
     """
 
     def __init__(self, vector_env: Any, batched_envs: int) -> None:
@@ -97,10 +100,6 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
             raise ValueError(
                 f"batched_envs is {batched_envs}, but the vector environment has {vector_env.num_envs}: "
                 f"pass batched_envs={vector_env.num_envs}"
-            )
-        if batched_envs == 1:
-            raise ValueError(
-                "a vector environment of num_envs=1 is not batched: pass the environment inside it"
             )
         self.vector_env = vector_env
         self.autoreset_mode = _autoreset_mode(vector_env)
@@ -122,11 +121,13 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Resets every row; the vector environment derives the rows' seeds."""
         self._ended = np.zeros_like(self._ended)
-        result: tuple[Any, dict[str, Any]] = self.vector_env.reset(seed=seed, options=options)
-        return result
+        obs, info = self.vector_env.reset(seed=seed, options=options)
+        return (self._only_row(obs) if len(self._ended) == 1 else obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every row."""
+        if len(self._ended) == 1:
+            return self._step_only_row(action)
         obs, reward, terminated, truncated, info = self.vector_env.step(action)
         ended = np.logical_or(terminated, truncated)
         if self.autoreset_mode == "NEXT_STEP":
@@ -137,18 +138,40 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
             # Copied, as the reset may write into the same arrays
             info = {**info, "final_obs": deepcopy(obs)}
             obs, _ = self.vector_env.reset(options={"reset_mask": ended})
-        if ended.any() and "final_obs" not in info and "final_observation" not in info:
-            raise ValueError(
-                "an episode ended, and the vector environment did not report its final observation: "
-                "it must set info['final_obs'], as gymnasium's own vector environments do"
-            )
+        if ended.any():
+            _final_observation(info)
         return obs, reward, terminated, truncated, info
+
+    def _step_only_row(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.vector_env.step(np.asarray(action)[None])
+        row = self._only_row(obs)
+        if self.autoreset_mode == "SAME_STEP" and (terminated | truncated).any():
+            final = _final_observation(info)
+            is_list = isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
+            row = final[0] if is_list else self._only_row(final)
+            final_info = info.get("final_info") or {}
+            info = {**info, **(final_info if isinstance(final_info, dict) else final_info[0])}
+        return row, reward, terminated, truncated, info
+
+    def _only_row(self, obs: Any) -> Any:
+        return next(iter(iterate(self.vector_env.observation_space, obs)))
 
     def render(self) -> Any:
         return self.vector_env.render()
 
     def close(self) -> None:
         self.vector_env.close()
+
+
+def _final_observation(info: dict[str, Any]) -> Any:
+    """The reported final observations; raises ValueError if there are none."""
+    for key in ("final_obs", "final_observation"):
+        if key in info:
+            return info[key]
+    raise ValueError(
+        "an episode ended, and the vector environment did not report its final observation: "
+        "it must set info['final_obs'], as gymnasium's own vector environments do"
+    )
 
 
 def _autoreset_mode(vector_env: Any) -> str:

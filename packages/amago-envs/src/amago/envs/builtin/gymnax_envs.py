@@ -1,7 +1,8 @@
 """GymnaxCompatibility: gymnax environments, which step many rows inside jax, on a GPU if jax has one.
 
 gymnax environments are pure functions of a state and a random key. The wrapper holds both, so that `AMAGOEnv` can
-step them with `batched_envs=num_envs`. Needs gymnax 1.0 or later, which installs jax.
+step them with `batched_envs=num_envs`. Needs gymnax 1.0 or later, which installs jax; tested with gymnax 1.0.1 and
+jax 0.10.2.
 
 jax allocates most of a GPU's memory when it starts. If torch shares that GPU, set the environment variable
 XLA_PYTHON_CLIENT_PREALLOCATE=false, or limit jax with XLA_PYTHON_CLIENT_MEM_FRACTION
@@ -12,15 +13,14 @@ N = `num_envs`.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.optional import optional_import
 
-INSTALL = "pip install 'gymnax>=1.0' six"  # gymnax 1.0.1 imports six and does not ask for it
 STEP_RESULTS = 6  # termination and truncation are separate; releases before 1.0 return 5
 
 
@@ -30,14 +30,16 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         env, params = gymnax.make("Pendulum-v1")
         AMAGOEnv(GymnaxCompatibility(env, num_envs=512, params=params), "Pendulum", batched_envs=512)
 
-    The spaces are those of one copy; actions and results have the leading axis N, and `info["final_obs"]` holds
-    the final observations of ended episodes. With `num_envs=1` it is an ordinary environment without that axis,
-    which its user resets.
+    The spaces, with their dtypes and bounds, are those of one copy: Discrete, Box, Dict or Tuple. Actions and
+    results have the leading axis N, and `info["final_obs"]` holds the final observations of ended episodes. With
+    `num_envs=1` it is an ordinary environment without that axis, which its user resets. Rewards and `terminated`
+    are gymnax's, its time limit is `truncated`, and there are no metrics.
 
     Args:
         env: a gymnax environment, or a wrapper of gymnax around one.
         num_envs: N.
         params: parameters of the environment; None uses its defaults.
+        seed: seed of the first reset, if that is given none. None draws fresh episodes.
 
     Raises:
         ImportError: if jax or gymnax is not installed, or gymnax is older than 1.0.
@@ -45,8 +47,9 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         ValueError: if `num_envs` is less than 1.
     """
 
-    def __init__(self, env: Any, num_envs: int = 1, params: Any = None) -> None:
-        jax = _import_jax()
+    def __init__(self, env: Any, num_envs: int = 1, params: Any = None, seed: int | None = None) -> None:
+        optional_import("gymnax", extra="gymnax")
+        jax: Any = optional_import("jax", extra="gymnax")
         for name in ("reset", "step", "observation_space", "action_space", "default_params"):
             if not hasattr(env, name):
                 raise TypeError(
@@ -57,6 +60,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         self.params = env.default_params if params is None else params
         self.observation_space = _gymnasium_space(env.observation_space(self.params))
         self.action_space = _gymnasium_space(env.action_space(self.params))
+        self._seed = seed
         self._jax = jax
         self._reset = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
         self._step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
@@ -68,6 +72,8 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode in every row; a seed makes everything after it reproducible."""
+        if self._key is None and seed is None:
+            seed = self._seed
         super().reset(seed=seed)
         if seed is not None or self._key is None:
             self._key = self._jax.random.key(int(self.np_random.integers(2**32)))
@@ -86,7 +92,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         if len(results) != STEP_RESULTS:
             raise ImportError(
                 f"step() of this gymnax environment returns {len(results)} results, and that of gymnax 1.0 "
-                f"{STEP_RESULTS}: {INSTALL}"
+                f"{STEP_RESULTS}: pip install 'gymnax>=1.0'"
             )
         obs, self._state, reward, terminated, truncated, info = results
         info = dict(info)
@@ -107,14 +113,6 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
 
 
 GymnaxCompatability = GymnaxCompatibility  # the reference's spelling
-
-
-def _import_jax() -> Any:
-    try:
-        import_module("gymnax")
-        return import_module("jax")
-    except ImportError as error:
-        raise ImportError(f"environments of gymnax need gymnax and jax ({error}): {INSTALL}") from error
 
 
 def _first_and_rest(keys: Any) -> tuple[Any, Any]:

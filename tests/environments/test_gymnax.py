@@ -1,13 +1,5 @@
-"""Environments of gymnax: what is recorded of them is what their own functions give, one row at a time.
+"""Environments of gymnax: what is recorded of them is what their own functions give, one row at a time."""
 
-Most of these tests need gymnax, which the development environment does not have:
-
-    pip install 'gymnax>=1.0' six && pytest tests/envs/test_builtin_gymnax.py
-"""
-
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +12,6 @@ from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_vector_env
 from amago.hindsight import FrozenTraj, load_trajectory
 
-with_gymnax = pytest.mark.skipif(importlib.util.find_spec("gymnax") is None, reason="needs gymnax")
 ROWS = 6
 
 
@@ -81,7 +72,6 @@ def check_cart_poles(trajectories: list[FrozenTraj], max_steps: int) -> None:
             assert (t + 1 == len(trajectory)) or not (terminated or state.time >= max_steps)
 
 
-@with_gymnax
 @pytest.mark.parametrize("rows", [ROWS, 1])
 def test_recorded_episodes_are_those_that_the_environment_s_own_functions_give(rows, tmp_path):
     steps, max_steps = 240 // rows, 12
@@ -93,7 +83,6 @@ def test_recorded_episodes_are_those_that_the_environment_s_own_functions_give(r
     check_cart_poles(trajectories, max_steps)
 
 
-@with_gymnax
 def test_a_final_observation_of_the_next_episode_would_be_seen(tmp_path):
     trajectories = recorded(tmp_path, make_vector("CartPole-v1"), 40)
     ended = next(each for each in trajectories if each.dones[-1, 0])
@@ -102,7 +91,6 @@ def test_a_final_observation_of_the_next_episode_would_be_seen(tmp_path):
         check_cart_poles([ended], 500)
 
 
-@with_gymnax
 @pytest.mark.parametrize(
     ("name", "obs", "action"),
     [
@@ -124,7 +112,6 @@ def test_spaces_are_those_of_one_row(name, obs, action):
     )
 
 
-@with_gymnax
 def test_a_seed_fixes_all_that_follows_and_without_one_the_stream_goes_on():
     env = make_vector("CartPole-v1")
 
@@ -142,7 +129,6 @@ def test_a_seed_fixes_all_that_follows_and_without_one_the_stream_goes_on():
         assert not np.array_equal(first[-1], different[-1])
 
 
-@with_gymnax
 def test_spaces_and_observations_of_several_parts_keep_their_form():
     import jax.numpy as jnp
     from gymnax.environments import environment, spaces
@@ -184,7 +170,6 @@ def test_spaces_and_observations_of_several_parts_keep_their_form():
     np.testing.assert_allclose(final["pair/1"], 0.2)
 
 
-@with_gymnax
 def test_invalid_arguments_are_refused():
     import gymnax
 
@@ -207,16 +192,32 @@ def test_invalid_arguments_are_refused():
         old.step(np.zeros(2, np.int64))
 
 
-def test_without_gymnax_the_error_says_how_to_install_it():
-    # Whether or not it is installed here: None in sys.modules is what Python itself takes for missing.
-    program = (
-        "import sys; sys.modules['gymnax'] = None\n"
-        "from amago.envs.builtin.gymnax_envs import GymnaxCompatibility\n"
-        "GymnaxCompatibility(object(), 2)"
+def test_without_a_seed_every_environment_plays_episodes_of_its_own():
+    import gymnax
+
+    def first(**seed) -> np.ndarray:
+        obs, _ = GymnaxCompatibility(gymnax.make("CartPole-v1")[0], 2, **seed).reset()
+        return obs
+
+    assert not np.array_equal(first(), first())
+    np.testing.assert_array_equal(first(seed=4), first(seed=4))
+    assert not np.array_equal(first(seed=4), first(seed=5))
+    env = GymnaxCompatibility(gymnax.make("CartPole-v1")[0], 2, seed=4)
+    np.testing.assert_array_equal(env.reset()[0], first(seed=4))
+    assert not np.array_equal(env.reset()[0], first(seed=4))  # the stream goes on
+    np.testing.assert_array_equal(env.reset(seed=7)[0], env.reset(seed=7)[0])
+
+
+def test_a_short_training(short_training):
+    import gymnax
+
+    env, params = gymnax.make("Catch-bsuite")
+    experiment = short_training(
+        lambda: AMAGOEnv(GymnaxCompatibility(env, 4, params), "gymnax_Catch-bsuite", batched_envs=4),
+        env_mode="already_vectorized",
+        parallel_actors=4,
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "ImportError: environments of gymnax need gymnax and jax" in done.stderr
-    assert "pip install 'gymnax>=1.0' six" in done.stderr
+    assert experiment.val_envs.num_envs == 4
 
 
 def test_both_spellings_are_the_same():
