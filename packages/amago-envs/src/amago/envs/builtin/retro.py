@@ -120,14 +120,14 @@ class RetroArcade(gym.Env[Frame, Any]):
 
     def _num_combinations(self) -> int:
         counts = {
-            console: self._retro.get_system_info(console)["actions"]
+            console: math.prod(map(len, self._retro.get_system_info(console)["actions"]))
             for console in set(self._consoles.values())
         }
         if len(set(counts.values())) > 1:
             raise ValueError(
                 f"use_discrete_actions=True needs consoles with equally many actions, got {counts}: leave it out"
             )
-        return int(next(iter(counts.values())))
+        return next(iter(counts.values()))
 
     def _draw(self) -> tuple[str, str]:
         return self._starts[self.np_random.integers(len(self._starts))]
