@@ -144,6 +144,12 @@ def make_kshot(env: str, k: int = 3, **arguments: Any) -> Any:
     return KShot(gymnasium.make(env, **arguments), k)
 
 
+def _steps_of_kshot(env: Any) -> int | None:
+    """Steps of k attempts, and one between each two."""
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    return None if limit is None else int(env.k * limit + env.k - 1)
+
+
 def _steps_of_popgym(env: Any) -> int | None:
     """Steps of the longest episode of a POPGym task, by its id."""
     name = env.env_name.removeprefix("popgym-").rpartition("-")[0]
@@ -232,7 +238,9 @@ def _toys() -> list[CatalogEntry]:
             factory="make_kshot",
             description="k attempts at the same task of any Gymnasium id",
             kind="memory",
-            defaults={"env": "FrozenLake-v1", "k": 3},
+            defaults={"env": "CartPole-v1", "k": 3},
+            episode_steps=1502,
+            steps_of=_steps_of_kshot,
         ),
         CatalogEntry(
             name="MazeRunner",
@@ -492,6 +500,21 @@ def _control() -> list[CatalogEntry]:
             id_prefix="gymnax/",
             id_arguments=lambda env_id: {"env_id": env_id.partition("/")[2]},
             example_id="gymnax/CartPole-v1",
+            rows_argument="num_envs",
+        ),
+        CatalogEntry(
+            name="EnvPool",
+            module="amago.envs.builtin.envpool_envs",
+            factory="EnvPoolEnv",
+            description="environments of EnvPool, which step in its threads",
+            kind="vectors",
+            defaults={"task_id": "CartPole-v1"},
+            extra="envpool",
+            packages=("envpool",),
+            tested_with="envpool 1.0.0",
+            id_prefix="envpool/",
+            id_arguments=lambda env_id: {"task_id": env_id.partition("/")[2]},
+            example_id="envpool/CartPole-v1",
             rows_argument="num_envs",
         ),
     ]
