@@ -1,4 +1,4 @@
-"""`amago-run` on every environment of the catalog whose package is here: found by name and id, checked, trained."""
+"""`amago-run` on the environments of the catalog, with their packages: found by name and id, checked, trained."""
 
 import json
 import os
@@ -21,8 +21,8 @@ TINY = [
     *("--max-seq-len", "8", "--memory-size", "16", "--memory-layers", "1", "--actors", "2"),
     *("--eval-episodes", "1", "--val-interval", "5"),
 ]
-# Environments whose episodes take few seconds. The others need a download, a process per environment, an episode of
-# a thousand simulated steps or more, or packages that are tested on a stand-in.
+# Environments whose episodes take few seconds. The others need a download, a process per environment, episodes of
+# a thousand simulated steps, or packages that are tested on a stand-in.
 TRAINED = [
     "TMazeAlt",
     "KShot",

@@ -15,7 +15,6 @@ from amago.cli.build import plan_run
 from amago.cli.environments import inspect_environment, resolve_environment
 from amago.cli.options import UsageProblem
 
-
 TOYS = ["MetaFrozenLake", "RoomKeyDoor", "TMazeAltActive", "TMazeAltPassive"]
 
 

@@ -11,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from amago.cli.build import RunPlan, bind_gin, build_agent, plan_run
-from amago.cli.environments import EnvMaker, find_entry, resolve_environment
+from amago.cli.environments import EnvMaker, resolve_environment
 from amago.cli.options import UsageProblem
+from amago.envs.builtin.catalog import find_entry
 from amago.envs.check_env import EnvReport, check_env
 from amago.utils import count_params
 

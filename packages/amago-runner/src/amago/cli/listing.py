@@ -11,7 +11,7 @@ from rich.table import Table
 
 from amago.agent import list_registered_agents
 from amago.cli.options import OPTIONS, UsageProblem, option_name
-from amago.cli.recipe import QUICKSTART, QUICKSTART_NAME, RECIPES, Recipe
+from amago.cli.recipe import QUICKSTART, QUICKSTART_NAME, RECIPES, Recipe, recipe_for
 from amago.envs.builtin.catalog import CATALOG, KINDS, CatalogEntry
 from amago.envs.exploration import list_registered_explorations
 from amago.envs.registry import did_you_mean
@@ -99,8 +99,8 @@ def _episode(entry: CatalogEntry) -> str:
 
 def _recipes_table() -> Table:
     """The default settings of each kind of environment, of those that differ between kinds."""
-    recipes = {kind: Recipe(env="", **settings) for kind, settings in RECIPES.items()}
-    columns: dict[str, Recipe] = {**recipes, QUICKSTART_NAME: QUICKSTART}
+    columns: dict[str, Recipe] = {kind: recipe_for("", kind) for kind in RECIPES}
+    columns[QUICKSTART_NAME] = QUICKSTART
     table = Table("Setting", **_STYLE)
     for name in columns:
         table.add_column(name, justify="right")

@@ -89,7 +89,7 @@ def _with_default(option: OptionInfo, field: dataclasses.Field[Any]) -> OptionIn
     default = option.show_default if isinstance(option.show_default, str) else field.default
     option.show_default = False
     if default is not dataclasses.MISSING:
-        by_kind = {kind: settings.get(field.name) for kind, settings in RECIPES.items()}
+        by_kind: dict[str, Any] = {kind: settings.get(field.name) for kind, settings in RECIPES.items()}
         by_kind["quickstart"] = getattr(QUICKSTART, field.name)
         others = [
             f"; {kind}: {value}" for kind, value in by_kind.items() if value not in (None, field.default)

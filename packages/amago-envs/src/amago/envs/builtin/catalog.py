@@ -111,7 +111,8 @@ class CatalogEntry:
         """
         self.import_packages()
         module = importlib.import_module(self.module)
-        return getattr(module, self.factory), self.wrapper and getattr(module, self.wrapper)
+        wrapper = None if self.wrapper is None else getattr(module, self.wrapper)
+        return getattr(module, self.factory), wrapper
 
     def arguments(self, name: str) -> dict[str, Any]:
         """The factory's default arguments for the entry's own name or for an id of the family."""
