@@ -31,6 +31,7 @@ def test_a_missing_package_is_an_error_with_the_command_that_installs_it(package
 @pytest.mark.parametrize("package", MISSING)
 def test_importing_the_module_does_not_import_the_package(package):
     module = MISSING[package][0]
-    program = f"import sys, amago.envs.builtin.{module}; print([name in sys.modules for name in {[*MISSING, 'jax']}])"
+    names = [*MISSING, "jax"]
+    program = f"import sys, amago.envs.builtin.{module}; print([name in sys.modules for name in {names}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[False, False, False, False]\n"

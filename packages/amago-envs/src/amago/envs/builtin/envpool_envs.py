@@ -24,7 +24,8 @@ class EnvPoolEnv(VectorEnv):
         AMAGOEnv(EnvPoolEnv("Pong-v5", num_envs=64, frame_skip=4), batched_envs=64)
 
     Spaces, rewards, ends and `info` are those of the task, see EnvPool's documentation; there are no metrics. The
-    step after an episode's end resets the row (autoreset mode NEXT_STEP).
+    step after an episode's end resets the row (autoreset mode NEXT_STEP). EnvPool reports an end at its time limit
+    as a truncation, even if the task also ends there.
 
     EnvPool seeds its environments when it makes them. A reset with a seed therefore makes a new pool, and one
     without a seed resets the running one.

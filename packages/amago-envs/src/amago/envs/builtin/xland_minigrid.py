@@ -1,12 +1,14 @@
 """XLandMinigridVectorizedGym: k attempts at tasks of XLand-MiniGrid, which steps many environments inside jax.
 
-Needs xminigrid, which installs jax; tested with xminigrid 0.9.3 and jax 0.10.2. What `gymnax_envs` says of jax on a
-GPU and in processes holds here as well.
+Needs xminigrid, which installs jax; tested with xminigrid 0.9.3 and jax 0.10.2. What `gymnax_envs` says of jax on
+a GPU and in processes holds here as well.
 
 N = `parallel_envs`, k = `k_episodes`.
 """
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -78,7 +80,6 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
         train_test_split_pct: float = 0.8,
     ) -> None:
         xminigrid: Any = optional_import("xminigrid", extra="xland")
-        wrappers: Any = optional_import("xminigrid.wrappers", extra="xland")
         self._jax: Any = optional_import("jax", extra="xland")
         self.parallel_envs = whole_number("parallel_envs", parallel_envs, 1)
         self.k_episodes = whole_number("k_episodes", k_episodes, 1)
@@ -98,11 +99,8 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
                 f"the {train_test_split} split has none of the benchmark's {benchmark.num_rulesets()} rulesets: "
                 f"change train_test_split_pct={train_test_split_pct}"
             )
-        env, self.env_params = xminigrid.make(name)
-        env = wrappers.RulesAndGoalsObservationWrapper(
-            wrappers.DirectionObservationWrapper(wrappers.DmEnvAutoResetWrapper(env))
-        )
-        self._xland = env
+        self._xland = _compiled(name)
+        self.env_params = self._xland.params
         self.max_steps_per_episode = int(self.env_params.max_steps)
         self.suggested_max_seq_len = (self.max_steps_per_episode + 1) * self.k_episodes
         self.observation_space = gym.spaces.Dict(
@@ -112,39 +110,15 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
                 "goal": gym.spaces.Box(0, MAX_ID, (5,), np.uint8),
             }
         )
-        self.action_space = gym.spaces.Discrete(int(env.num_actions(self.env_params)))
+        self.action_space = gym.spaces.Discrete(int(self._xland.env.num_actions(self.env_params)))
         self.current_episode: npt.NDArray[np.int64] = np.zeros(self.parallel_envs, np.int64)
         self.episode_return: npt.NDArray[np.float64] = np.zeros(self.parallel_envs, np.float64)
         self._key: Any = None
         self._timestep: Any = None
-        self._compile()
-
-    def _compile(self) -> None:
-        jax, env, params = self._jax, self._xland, self.env_params
-
-        def reset(ruleset: Any, key: Any) -> Any:
-            return env.reset(params.replace(ruleset=ruleset), key)
-
-        def step(ruleset: Any, timestep: Any, action: Any) -> Any:
-            return env.step(params.replace(ruleset=ruleset), timestep, action)
-
-        def select(mask: Any, new: Any, old: Any) -> Any:
-            def one(new: Any, old: Any) -> Any:
-                return jax.numpy.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-            return jax.tree.map(one, new, old)
-
-        self._reset = jax.jit(jax.vmap(reset))
-        self._step = jax.jit(jax.vmap(step))
-        self._sample_rulesets = jax.jit(
-            jax.vmap(lambda benchmark, key: benchmark.sample_ruleset(key), in_axes=(None, 0))
-        )
-        self._select = jax.jit(select)
-        self._split_keys = jax.jit(lambda key: _first_and_rest(jax.random.split(key, self.parallel_envs + 1)))
 
     def new_reset_keys(self) -> Any:
         """N new random keys."""
-        self._key, keys = self._split_keys(self._key)
+        self._key, keys = self._xland.split_keys(self._key, self.parallel_envs + 1)
         return keys
 
     def new_ruleset_keys(self) -> Any:
@@ -158,8 +132,8 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
         super().reset(seed=seed)
         if seed is not None or self._key is None:
             self._key = self._jax.random.key(int(self.np_random.integers(2**32)))
-        self._rulesets = self._sample_rulesets(self.benchmark, self.new_ruleset_keys())
-        self._timestep = self._reset(self._rulesets, self.new_reset_keys())
+        self._rulesets = self._xland.sample_rulesets(self.benchmark, self.new_ruleset_keys())
+        self._timestep = self._xland.reset(self._rulesets, self.new_reset_keys())
         self.current_episode[:] = 0
         self.episode_return[:] = 0.0
         self._attempt_over = np.zeros(self.parallel_envs, np.bool_)
@@ -189,7 +163,7 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
                 f"actions have shape {actions.shape}; give one for each of {self.parallel_envs} grids"
             )
         over = self._attempt_over  # these grids start their next attempt in this step
-        self._timestep = self._step(self._rulesets, self._timestep, actions.reshape(self.parallel_envs))
+        self._timestep = self._xland.step(self._rulesets, self._timestep, actions.reshape(self.parallel_envs))
         last, reward = self._jax.device_get((self._timestep.last(), self._timestep.reward))
         reward = np.where(over, 0.0, reward).astype(np.float32)
         self.episode_return += reward
@@ -210,10 +184,10 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
 
     def reset_if_done(self, is_done: npt.NDArray[np.bool_]) -> None:
         """Draws new rulesets for some grids and starts their first attempts; `is_done` is (N,) bool."""
-        rulesets = self._sample_rulesets(self.benchmark, self.new_ruleset_keys())
-        fresh = self._reset(rulesets, self.new_reset_keys())
-        self._rulesets = self._select(is_done, rulesets, self._rulesets)
-        self._timestep = self._select(is_done, fresh, self._timestep)
+        rulesets = self._xland.sample_rulesets(self.benchmark, self.new_ruleset_keys())
+        fresh = self._xland.reset(rulesets, self.new_reset_keys())
+        self._rulesets = self._xland.select(is_done, rulesets, self._rulesets)
+        self._timestep = self._xland.select(is_done, fresh, self._timestep)
         self.current_episode[is_done] = 0
         self.episode_return[is_done] = 0.0
         self._attempt_over[is_done] = False
@@ -229,11 +203,61 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
         if self._timestep is None:
             raise RuntimeError("there is nothing to render before the first reset: call reset() first")
         timestep = self._jax.tree.map(lambda rows: rows[env_idx], self._timestep)
-        return np.asarray(self._xland.render(self.env_params, timestep))
+        return np.asarray(self._xland.env.render(self.env_params, timestep))
 
 
-def _first_and_rest(keys: Any) -> tuple[Any, Any]:
-    return keys[0], keys[1:]
+class _Compiled(NamedTuple):
+    """An environment of xminigrid, and its functions over N grids; `params` are without a ruleset."""
+
+    env: Any
+    params: Any
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    sample_rulesets: Callable[..., Any]
+    select: Callable[..., Any]
+    split_keys: Callable[..., Any]
+
+
+@functools.cache
+def _compiled(name: str) -> _Compiled:
+    """Compiles an environment once for all objects of a process, as it takes seconds."""
+    import jax
+    import xminigrid
+    from xminigrid import wrappers
+
+    env, params = xminigrid.make(name)
+    env = wrappers.RulesAndGoalsObservationWrapper(
+        wrappers.DirectionObservationWrapper(wrappers.DmEnvAutoResetWrapper(env))
+    )
+
+    def reset(ruleset: Any, key: Any) -> Any:
+        return env.reset(params.replace(ruleset=ruleset), key)
+
+    def step(ruleset: Any, timestep: Any, action: Any) -> Any:
+        return env.step(params.replace(ruleset=ruleset), timestep, action)
+
+    def sample_ruleset(benchmark: Any, key: Any) -> Any:
+        return benchmark.sample_ruleset(key)
+
+    def select(mask: Any, new: Any, old: Any) -> Any:
+        def one(new: Any, old: Any) -> Any:
+            return jax.numpy.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(one, new, old)
+
+    def split_keys(key: Any, count: int) -> tuple[Any, Any]:
+        keys = jax.random.split(key, count)
+        return keys[0], keys[1:]
+
+    return _Compiled(
+        env=env,
+        params=params,
+        reset=jax.jit(jax.vmap(reset)),
+        step=jax.jit(jax.vmap(step)),
+        sample_rulesets=jax.jit(jax.vmap(sample_ruleset, in_axes=(None, 0))),
+        select=jax.jit(select),
+        split_keys=jax.jit(split_keys, static_argnums=1),
+    )
 
 
 def _load_benchmark(xminigrid: Any, benchmark: Any) -> Any:
