@@ -61,7 +61,9 @@ class EnvMaker:
         env = self.make()
         if isinstance(env, AMAGOEnv):
             return env
-        return AMAGOEnv(env, env_name=self.name.rpartition(":")[2], batched_envs=self.num_envs)
+        tells_its_task = find_entry(self.name) is not None and hasattr(env, "env_name")
+        name = None if tells_its_task else self.name.rpartition(":")[2]
+        return AMAGOEnv(env, env_name=name, batched_envs=self.num_envs)
 
 
 def maker_of(recipe: Recipe) -> EnvMaker:

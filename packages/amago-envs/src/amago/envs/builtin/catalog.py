@@ -301,7 +301,7 @@ def _grids() -> list[CatalogEntry]:
             kind="tokens",
             defaults={"task_names": ["BabyAI-GoToRedBallNoDists-v0"], "k_episodes": 1},
             extra="babyai",
-            packages=("minigrid", "cv2"),
+            packages=("minigrid",),
             tested_with="minigrid 3.2.0",
             episode_steps=64,
             steps_of=_steps_of_babyai,
@@ -531,7 +531,10 @@ def _product_of(*names: str) -> Callable[[Any], int]:
 
 
 def _steps_of_babyai(env: Any) -> int | None:
-    return None
+    """Steps of k attempts at the first task, and one between each two; an instruction decides its own limit."""
+    env.reset(seed=0)
+    limit = int(env.sample_new_env(env.task_names[0]).unwrapped.max_steps)
+    return int(env.k_episodes * limit + env.k_episodes - 1)
 
 
 def _arguments_of_ale(env_id: str) -> dict[str, Any]:
