@@ -37,7 +37,12 @@ TRAINED = [
     "gymnax/CartPole-v1",
 ]
 SEEN_THROUGH_AMAGO_ENV = [
-    *("popgym-MineSweeperEasy-v0", "BabyAI-GoToObj-v0", "MiniGrid-DoorKey-5x5-v0", "dm_control/cartpole-balance"),
+    *(
+        "popgym-MineSweeperEasy-v0",
+        "BabyAI-GoToObj-v0",
+        "MiniGrid-DoorKey-5x5-v0",
+        "dm_control/cartpole-balance",
+    ),
     *("HalfCheetahMetaVelocity", "MazeRunner", "TMazeAlt", "ALE/Pong-v5"),
 ]
 
@@ -85,7 +90,9 @@ def test_no_errors_are_found_in_builtin_environments(name):
     assert not report.errors, report.errors
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in CATALOG.values() if entry.steps_of and entry.installed])
+@pytest.mark.parametrize(
+    "name", [entry.name for entry in CATALOG.values() if entry.steps_of and entry.installed]
+)
 def test_the_length_of_an_episode_is_that_of_the_catalog(name):
     entry = CATALOG[name]
     if entry.episode_steps is None or entry.name == "XLandMiniGrid":
@@ -126,7 +133,9 @@ def test_a_minari_dataset_trains_offline_from_the_command_line(tmp_path, monkeyp
         while not done:
             _, _, terminated, truncated, _ = collector.step(collector.action_space.sample())
             done = terminated or truncated
-    collector.create_dataset(dataset_id="cartpole/random-v0", author="nobody", author_email="nobody@nowhere.org")
+    collector.create_dataset(
+        dataset_id="cartpole/random-v0", author="nobody", author_email="nobody@nowhere.org"
+    )
     collector.close()
     arguments = ["train", "minari/cartpole/random-v0", *TINY, "--run-dir", str(tmp_path), "--run-name", "run"]
     arguments[arguments.index("--timesteps-per-epoch") + 1] = "0"

@@ -37,7 +37,7 @@ def test_every_environment_of_the_catalog_is_listed() -> None:
 
 
 def test_every_kind_has_a_recipe_and_the_recipes_are_listed() -> None:
-    assert RECIPES.keys() == KINDS.keys()
+    assert RECIPES.keys() == {*KINDS, "continuous"}
     shown = amago_run("list", "recipes").output
     assert all(kind in shown for kind in KINDS)
     assert f"{RECIPES['vectors']['batch_size']}" in shown
@@ -45,9 +45,10 @@ def test_every_kind_has_a_recipe_and_the_recipes_are_listed() -> None:
 
 def test_recipes_change_only_settings_that_exist() -> None:
     settings = {field.name for field in dataclasses.fields(Recipe)}
-    for kind in RECIPES:
-        assert RECIPES[kind].keys() <= settings
-        recipe_for("any", kind)
+    for changes in RECIPES.values():
+        assert changes.keys() <= settings
+    assert recipe_for("any", "vectors", "box") == Recipe(env="any", **RECIPES["continuous"])
+    assert recipe_for("any", "pixels", "box") == Recipe(env="any", **RECIPES["pixels"])
 
 
 def test_registered_names_are_listed() -> None:

@@ -92,7 +92,7 @@ def plan_run(changes: Mapping[str, Any]) -> RunPlan:
     maker = resolve_environment(changes.get("env", QUICKSTART.env), changes.get("env_args", {}))
     env_mode = choose_env_mode(maker.name, changes.get("env_mode"))
     facts = inspect_environment(maker)
-    recipe = recipe_for(maker.name, facts.kind).updated(**changes)
+    recipe = recipe_for(maker.name, facts.kind, facts.action_kind).updated(**changes)
     recipe = recipe.updated(
         env=maker.name,
         env_args=dict(maker.args),

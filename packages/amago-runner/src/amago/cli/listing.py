@@ -8,10 +8,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from amago.agent import list_registered_agents
 from amago.cli.options import OPTIONS, UsageProblem, option_name
-from amago.cli.recipe import QUICKSTART, QUICKSTART_NAME, RECIPES, Recipe, recipe_for
+from amago.cli.recipe import QUICKSTART, QUICKSTART_NAME, RECIPES, Recipe
 from amago.envs.builtin.catalog import CATALOG, KINDS, CatalogEntry
 from amago.envs.exploration import list_registered_explorations
 from amago.envs.registry import did_you_mean
@@ -98,20 +99,19 @@ def _episode(entry: CatalogEntry) -> str:
 
 
 def _recipes_table() -> Table:
-    """The default settings of each kind of environment, of those that differ between kinds."""
-    columns: dict[str, Recipe] = {kind: recipe_for("", kind) for kind in RECIPES}
-    columns[QUICKSTART_NAME] = QUICKSTART
-    table = Table("Setting", **_STYLE)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for field in dataclasses.fields(Recipe):
-        if field.name not in OPTIONS or field.name == "env_args":
-            continue
-        values = [getattr(recipe, field.name) for recipe in columns.values()]
-        if any(value != values[0] for value in values):
-            table.add_row(
-                option_name(field.name), *("auto" if value is None else str(value) for value in values)
-            )
+    """Each recipe as the options that it changes, and the number of its gin settings."""
+    table = Table("Kind", "default options", **_STYLE)
+    recipes = {name: Recipe(env="", **settings) for name, settings in RECIPES.items()}
+    for name, recipe in {**recipes, QUICKSTART_NAME: QUICKSTART}.items():
+        options = [
+            f"{option_name(field.name)} {getattr(recipe, field.name)}"
+            for field in dataclasses.fields(Recipe)
+            if field.name in OPTIONS
+            and field.name != "env_args"
+            and getattr(recipe, field.name) != field.default
+        ]
+        options += [f"--set {key}={value!r}" for key, value in recipe.gin.items()]
+        table.add_row(name, Text(" ".join(options)))
     return table
 
 

@@ -170,8 +170,9 @@ FIXED_WHEN_RESUMED = (
 )
 
 # Default settings by kind of environment, where they differ from those of the dataclass; for two CPU cores.
-RECIPES: dict[Kind, dict[str, Any]] = {
-    # Markov control: networks without memory, and several updates per collected episode.
+# "continuous" is for environments of the kind "vectors" with Box actions.
+RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
+    # Networks without memory. A large tau and 5-step returns let values that sum many rewards grow in few updates.
     "vectors": {
         "traj_encoder": "ff",
         "memory_size": 64,
@@ -201,6 +202,34 @@ RECIPES: dict[Kind, dict[str, Any]] = {
             "Agent.reward_multiplier": 1.0,
             "Agent.tau": 0.1,
             "Agent.n_step": 5,
+            "EpsilonGreedy.eps_end": 0.01,
+        },
+    },
+    "continuous": {
+        "traj_encoder": "ff",
+        "memory_size": 64,
+        "memory_layers": 1,
+        "actors": 8,
+        "epochs": 60,
+        "timesteps_per_epoch": 50,
+        "batches_per_epoch": 50,
+        "batch_size": 16,
+        "learning_rate": 5e-4,
+        "lr_warmup_steps": 100,
+        "threads": 1,
+        "context": 25,
+        # Episodes are written in segments, so learning need not wait for their end.
+        "traj_save_len": 50,
+        "sample_actions_val": False,
+        "gin": {
+            "FFTstepEncoder.n_layers": 1,
+            "FFTstepEncoder.d_hidden": 64,
+            "FFTstepEncoder.d_output": 64,
+            "Actor.d_hidden": 64,
+            "NCritics.d_hidden": 64,
+            "Agent.gamma": 0.95,
+            "Agent.reward_multiplier": 1.0,
+            "Agent.tau": 0.01,
             "EpsilonGreedy.eps_end": 0.01,
         },
     },
@@ -314,6 +343,15 @@ QUICKSTART = Recipe(
 )
 
 
-def recipe_for(env: str, kind: Kind) -> Recipe:
-    """The default recipe of an environment of this kind; the quickstart's for the quickstart's environment."""
-    return QUICKSTART if env == QUICKSTART.env else Recipe(env=env, **RECIPES[kind])
+def recipe_for(env: str, kind: Kind, action_kind: str = "discrete") -> Recipe:
+    """The default recipe of an environment.
+
+    Args:
+        env: the environment's name; that of the quickstart has the quickstart's recipe.
+        kind: the kind of environment.
+        action_kind: "box", or that of discrete actions.
+    """
+    if env == QUICKSTART.env:
+        return QUICKSTART
+    continuous = kind == "vectors" and action_kind == "box"
+    return Recipe(env=env, **RECIPES["continuous" if continuous else kind])
