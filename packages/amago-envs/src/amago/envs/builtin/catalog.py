@@ -345,6 +345,8 @@ def _grids() -> list[CatalogEntry]:
 
 def _pixels() -> list[CatalogEntry]:
     atari = "amago.envs.builtin.ale_retro"
+    # A tenth of the time of 84 x 84 pixels in a convolutional network on a CPU; (H, W, C) as CNNTstepEncoder expects.
+    small_screens: dict[str, Any] = {"grayscale": True, "resolution": (48, 48), "channels_last": True}
     return [
         CatalogEntry(
             name="AtariGame",
@@ -352,8 +354,7 @@ def _pixels() -> list[CatalogEntry]:
             factory="AtariGame",
             description="one Atari game",
             kind="pixels",
-            # One grey channel, last: a third of the pixels, in the order that CNNTstepEncoder expects.
-            defaults={"game": "Pong", "grayscale": True, "channels_last": True},
+            defaults={"game": "Pong", **small_screens},
             wrapper="AtariAMAGOWrapper",
             extra="atari",
             packages=("ale_py", "cv2"),
