@@ -292,6 +292,7 @@ def test_a_file_without_transitions_is_skipped(tmp_path: Path, fill: Fill):
 
 
 def test_a_format_that_is_not_supported_is_answered_with_those_that_are(tmp_path: Path, fill: Fill) -> None:
+    (tmp_path / "trajectories").mkdir()
     fill(tmp_path / "trajectories", 2)
     table = tmp_path / "table.csv"
     table.write_text("observation,action\n0,1\n")
