@@ -110,12 +110,6 @@ def test_time_index_beyond_learned_positions_raises():
         encoder(torch.randn(1, 1, 5), torch.tensor([[[64]]]))
 
 
-def test_learned_positions_require_max_time_idx():
-    gin.clear_config()
-    with pytest.raises(RuntimeError, match="max_time_idx"):
-        TformerTrajEncoder(5, 4, pos_emb="learned", **SMALL)
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

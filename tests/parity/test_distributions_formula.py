@@ -61,7 +61,7 @@ def test_discrete(draw, seed, width):
         policy.action_from_buffer(taken), softened / softened.sum(-1, keepdims=True), **CLOSE
     )
     torch.manual_seed(0)
-    counts = torch.nn.functional.one_hot(dist.sample((3000,)), width).double().mean(0)
+    counts = torch.nn.functional.one_hot(dist.sample((3000,)).squeeze(-1), width).double().mean(0)
     np.testing.assert_allclose(counts, probs, atol=0.05)
 
 

@@ -5,13 +5,18 @@ Shapes: B rows, N choices of one component; distributions have the batch shape (
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
 from amago.agent.base import BaseAgent
+from amago.kernels.acting import unavailable
 from amago.nets.compiled_actor import CompiledActor
+from amago.nets.policy_dists import _Categorical
 from amago.nets.specs import ActionSpec
 
 
@@ -19,7 +24,8 @@ def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
     """The actions of the last discount's policy.
 
     Args:
-        dist: policies of all discounts, from the actor.
+        dist: policies of all discounts, from the actor. Discrete choices are drawn from `probs`, or by `sample` if
+            the class overrides it.
         spec: spec of the action space.
         sample: draw from the policy; else the most likely choice, the bits with p > 0.5, or the distribution's
             mean.
@@ -28,6 +34,9 @@ def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
         (B, 1, 1) int64 for "discrete", (B, 1, components) int64 for "multidiscrete", (B, 1, A) int8 for
         "multibinary", and (B, 1, A) float32 in [-1, 1] for "box".
     """
+    if sample and spec.kind == "discrete" and type(dist).sample not in _DRAWS_FROM_PROBS:
+        index: Tensor = dist.sample()  # (B, 1, G) or (B, 1, G, 1)
+        return index.reshape(*index.shape[:2], -1)[:, :, -1:].long()
     if spec.kind in ("discrete", "multidiscrete"):
         probs = dist.probs[:, :, -1].split(spec.sizes, dim=-1)
         return torch.cat([_choose(p, sample) for p in probs], dim=-1)
@@ -45,11 +54,17 @@ def _choose(probs: Tensor, sample: bool) -> Tensor:
     return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
 
 
+# For these, one draw from the probabilities of the acting discount is equal and cheaper.
+_DRAWS_FROM_PROBS = (Categorical.sample, _Categorical.sample)
+
+
 def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     """Compiles an agent for acting on a CPU with one C++ call per timestep.
 
     The result has the agent's `get_actions`, on a copy of its weights. After training call `refresh`: it copies
     the weights again, and returns False if the agent can no longer be compiled.
+
+    Issues one UserWarning per agent if it must act by its modules because of what it overrides.
 
     Args:
         agent: agent in eval mode.
@@ -68,7 +83,20 @@ def compile_actor(agent: BaseAgent) -> CompiledActor | None:
 
     acting: Any = agent
     compiled = CompiledActor(acting, choose, lambda: _obstacle(agent))
-    return compiled if compiled.reason is None else None
+    if compiled.reason is None:
+        return compiled
+    if not agent.training and not unavailable() and agent not in _warned:
+        _warned.add(agent)
+        warnings.warn(
+            f"the agent acts by its modules and not by one C++ call per timestep, because {compiled.reason}. "
+            "Actions are the same, collecting is slower",
+            stacklevel=2,
+        )
+    return None
+
+
+_warned: WeakSet[BaseAgent] = WeakSet()
+"""Agents whose warning was issued."""
 
 
 def _obstacle(agent: BaseAgent) -> str | None:
@@ -82,7 +110,7 @@ def _obstacle(agent: BaseAgent) -> str | None:
         return f"{name} overrides get_actions"
     if type(agent).get_state_embedding is not BaseAgent.get_state_embedding:
         return f"{name} overrides get_state_embedding"
-    if agent.pass_obs_keys_to_actor is not None:
+    if agent.pass_obs_keys_to_actor:
         return f"{name} passes observations to its actor"
     if agent.training:
         return f"{name} is in training mode"

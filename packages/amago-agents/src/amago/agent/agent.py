@@ -8,7 +8,9 @@ width of the action representation, S state width.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +28,7 @@ from amago.agent.filters import binary_filter, with_bindings
 from amago.agent.gammas import Multigammas
 from amago.agent.return_head import RecordedValues, RegressionHead, ReturnHead
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
-from amago.nets.masking import MAGIC_PAD_VAL, masked_avg
+from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
 from amago.nets.traj_encoders import TrajEncoder
@@ -54,13 +56,15 @@ class Agent(BaseAgent):
         fake_filter: behaviour cloning without a filter; without an online loss the critics are then not trained.
         num_actions_for_value_in_critic_loss: action samples for the value of the next state.
         num_actions_for_value_in_actor_loss: action samples for V(s) and for the online loss.
-        fbc_filter_func: weights of behaviour cloning from advantages (B, T, G, 1), see `amago.agent.filters`.
+        fbc_filter_func: weights of behaviour cloning from advantages (B, T, G, 1), see `amago.agent.filters`; any
+            callable, for example an object with state.
         popart: normalise the critics' targets.
         use_target_actor: compute targets with the actions of a target copy of the actor.
         use_multigamma: train for the discounts of `Multigammas` in addition to `gamma`.
         n_step: length of the returns.
-        actor_type: constructed with `state_dim`, `action_dim`, `discrete`, `gammas`.
-        critic_type: constructed with the same and `num_critics`.
+        actor_type: class, `functools.partial` or function, called with `state_dim`, `action_dim`, `discrete`,
+            `gammas`, and `continuous_dist_type` for MultiBinary and MultiDiscrete actions.
+        critic_type: likewise, called with the first four and `num_critics`.
         pass_obs_keys_to_actor: observation keys that are passed to the actor, as `straight_from_obs`.
 
     Raises:
@@ -69,7 +73,6 @@ class Agent(BaseAgent):
     """
 
     return_head_type: type[ReturnHead] = RegressionHead
-    pad_val: float = MAGIC_PAD_VAL
     gammas: Tensor
 
     def __init__(
@@ -78,8 +81,8 @@ class Agent(BaseAgent):
         rl2_space: Any,
         action_space: Any,
         max_seq_len: int,
-        tstep_encoder_type: type[TstepEncoder],
-        traj_encoder_type: type[TrajEncoder],
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
         num_critics: int = 4,
         num_critics_td: int = 2,
         online_coeff: float = 1.0,
@@ -96,8 +99,8 @@ class Agent(BaseAgent):
         use_target_actor: bool = True,
         use_multigamma: bool = True,
         n_step: int = 1,
-        actor_type: type[BaseActorHead] = Actor,
-        critic_type: type[BaseCriticHead] = NCritics,
+        actor_type: Callable[..., BaseActorHead] = Actor,
+        critic_type: Callable[..., BaseCriticHead] = NCritics,
         pass_obs_keys_to_actor: list[str] | None = None,
     ) -> None:
         super().__init__(
@@ -124,7 +127,7 @@ class Agent(BaseAgent):
         self.n_step = n_step
         self.actor_type = actor_type
         self.critic_type = critic_type
-        self.pass_obs_keys_to_actor = pass_obs_keys_to_actor
+        self.pass_obs_keys_to_actor = list(pass_obs_keys_to_actor or ())
         self._check_settings()
         auxiliary = Multigammas().discrete if self.discrete else Multigammas().continuous
         gammas = torch.tensor([*auxiliary, gamma] if use_multigamma else [gamma], dtype=torch.float32)
@@ -132,6 +135,7 @@ class Agent(BaseAgent):
         self.popart = PopArtLayer(gammas=len(gammas), enabled=popart)
         self.init_actor_critic()
         self.init_extra_networks()
+        self._trained_networks = {name.partition(".")[0] for name, _ in self.named_parameters()}
 
     def _check_settings(self) -> None:
         """Raises ValueError for settings outside their ranges."""
@@ -177,22 +181,44 @@ class Agent(BaseAgent):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     def _distribution_choice(self) -> dict[str, Any]:
-        """The distribution type for the action space, unless gin configures one."""
+        """The distribution type for the action space, unless gin or a partial sets one."""
         choices: dict[str, Any] = {
             "multibinary": Multibinary,
             "multidiscrete": MultiDiscrete.with_sizes(self.action_spec.sizes),
         }
         choice = choices.get(self.action_spec.kind)
-        if choice is None or "continuous_dist_type" not in inspect.signature(self.actor_type).parameters:
+        if choice is None:
             return {}
-        try:
-            configured = gin.get_bindings(self.actor_type)
-        except ValueError:  # the actor is not configurable
-            configured = {}
-        return {} if "continuous_dist_type" in configured else {"continuous_dist_type": choice}
+        actor_type: Any = self.actor_type
+        set_elsewhere: set[str] = set()
+        while isinstance(actor_type, functools.partial):
+            set_elsewhere |= actor_type.keywords.keys()
+            actor_type = actor_type.func
+        for cls in getattr(actor_type, "__mro__", (actor_type,)):
+            with contextlib.suppress(ValueError):  # not configurable
+                set_elsewhere |= gin.get_bindings(cls, resolve_references=False).keys()
+        accepts = any(
+            parameter.name == "continuous_dist_type" or parameter.kind is parameter.VAR_KEYWORD
+            for parameter in inspect.signature(actor_type).parameters.values()
+        )
+        is_free = accepts and "continuous_dist_type" not in set_elsewhere
+        return {"continuous_dist_type": choice} if is_free else {}
 
     def init_extra_networks(self) -> None:
         """Hook: builds additional networks of a subclass, which the optimizer trains."""
+
+    @property
+    def trainable_params(self) -> list[nn.Parameter]:
+        """The parameters of encoders, actor, critics and extra networks, without frozen ones.
+
+        A network that a subclass adds after `Agent.__init__`, for example a slow copy of an encoder, is not
+        trained unless the subclass adds its parameters here.
+        """
+        return [
+            parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad and name.partition(".")[0] in self._trained_networks
+        ]
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -219,7 +245,7 @@ class Agent(BaseAgent):
 
     def _direct_obs(self, obs: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """The observations that the actor receives directly, by key; None without `pass_obs_keys_to_actor`."""
-        if self.pass_obs_keys_to_actor is None:
+        if not self.pass_obs_keys_to_actor:
             return None
         missing = [key for key in self.pass_obs_keys_to_actor if key not in obs]
         if missing:
@@ -355,7 +381,8 @@ class Agent(BaseAgent):
         """The mean of an error (1, n, ..., G, 1) over the entries that the mask hook keeps, ()."""
         full = scatter_to_batch(at_least_float32(error), t.flat_idxs, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask
-        mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full)
+        # Contiguous, since a hook may edit it in place.
+        mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full).contiguous()
         return masked_avg(full, edit_mask(batch, full, mask))
 
     def hard_sync_targets(self) -> None:
@@ -369,7 +396,7 @@ class Agent(BaseAgent):
         self._ema_copy(self.target_critics, self.critics)
 
     def _full_copy(self, target: nn.Module, online: nn.Module) -> None:
-        """Copies the parameters of `online` into `target`."""
+        """Copies the parameters of `online` into `target`, a network of the same architecture; not its buffers."""
         with torch.no_grad():
             torch._foreach_copy_(list(target.parameters()), list(online.parameters()))
 

@@ -6,7 +6,7 @@ Shapes: B batch, L sequence length, A width of the action representation, S stat
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import grad_norm
-from amago.nets.masking import timestep_mask
+from amago.nets.masking import MAGIC_PAD_VAL, timestep_mask
 from amago.nets.registry import Registry
 from amago.nets.specs import as_action_spec
 from amago.nets.traj_encoders import TrajEncoder
@@ -38,9 +38,16 @@ class BaseAgent(nn.Module, ABC):
         rl2_space: Box of previous reward and action, or its spec.
         action_space: Discrete, MultiDiscrete, MultiBinary or Box, or its spec.
         max_seq_len: maximum sequence length of the trajectory encoder in timesteps.
-        tstep_encoder_type: timestep encoder class, constructed with `obs_space` and `rl2_space`.
-        traj_encoder_type: trajectory encoder class, constructed with `tstep_dim` and `max_seq_len`.
+        tstep_encoder_type: timestep encoder class, `functools.partial` or function, called with `obs_space` and
+            `rl2_space`.
+        traj_encoder_type: trajectory encoder class or the like, called with `tstep_dim` and `max_seq_len`.
+
+    Attributes:
+        pad_val: fill value of padding in a batch.
+        update_info: metrics of the last update.
     """
+
+    pad_val: float = MAGIC_PAD_VAL
 
     def __init__(
         self,
@@ -48,8 +55,8 @@ class BaseAgent(nn.Module, ABC):
         rl2_space: Any,
         action_space: Any,
         max_seq_len: int,
-        tstep_encoder_type: type[TstepEncoder],
-        traj_encoder_type: type[TrajEncoder],
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
     ) -> None:
         super().__init__()
         if max_seq_len < 1:
@@ -160,11 +167,15 @@ class BaseAgent(nn.Module, ABC):
         return self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: returns the mask of the actor loss (B, T, G, 1); `pad_mask` is False for padding."""
+        """Hook: returns the mask of the actor loss (B, T, G, 1); `pad_mask` is False for padding.
+
+        A mask of numbers weighs the entries. A function with these arguments may also be assigned to an agent:
+        `agent.edit_actor_mask = f`.
+        """
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: returns the mask of the critic loss (B, T, C, G, 1); `pad_mask` is False for padding."""
+        """Hook: returns the mask of the critic loss (B, T, C, G, 1), as `edit_actor_mask`."""
         return pad_mask
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:

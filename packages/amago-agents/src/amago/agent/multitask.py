@@ -51,8 +51,8 @@ class MultiTaskAgent(Agent):
         obs_space: Any,
         rl2_space: Any,
         action_space: Any,
-        tstep_encoder_type: type[TstepEncoder],
-        traj_encoder_type: type[TrajEncoder],
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
         num_critics: int = 4,
         num_critics_td: int = 2,
@@ -70,8 +70,8 @@ class MultiTaskAgent(Agent):
         use_target_actor: bool = True,
         use_multigamma: bool = True,
         n_step: int = 1,
-        actor_type: type[BaseActorHead] = Actor,
-        critic_type: type[BaseCriticHead] = NCriticsTwoHot,
+        actor_type: Callable[..., BaseActorHead] = Actor,
+        critic_type: Callable[..., BaseCriticHead] = NCriticsTwoHot,
         pass_obs_keys_to_actor: list[str] | None = None,
     ) -> None:
         # Every argument is passed, so that gin bindings of `Agent` do not apply here.

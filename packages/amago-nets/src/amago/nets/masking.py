@@ -52,9 +52,13 @@ def mask_from_filler(x: Tensor) -> Tensor:
 def masked_avg(x: Tensor, mask: Tensor) -> Tensor:
     """The mean of `x` where `mask` (broadcastable to `x`) is True; 0 if it is True nowhere.
 
-    The count is increased by 1e-5, so that an empty mask gives 0 instead of NaN. Masked positions may hold any
-    value, NaN included.
+    A mask of numbers weighs the entries. The count, or the sum of the weights, is increased by 1e-5, so that an
+    empty mask gives 0 instead of NaN. Masked positions may hold any value, NaN included.
     """
     mask = mask.broadcast_to(x.shape)
-    total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    if mask.dtype == torch.bool:
+        total = torch.where(mask, x, zero).sum()
+    else:
+        total = (torch.where(mask != 0, x, zero) * mask).sum()
     return total / (mask.sum() + 1e-5)

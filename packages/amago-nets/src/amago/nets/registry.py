@@ -27,6 +27,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
+        self._aliases: dict[str, str] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
         """Class decorator that registers the class as `name`.
@@ -51,12 +52,18 @@ class Registry(Generic[T]):
 
         return decorate
 
+    def alias(self, name: str, other: str) -> None:
+        """Makes `name` mean `other` where no class is registered as `name`. `names` does not list it."""
+        self._aliases[name] = other
+
     def get(self, name: str) -> type[T]:
         """Returns the class registered as `name`.
 
         Raises:
             ValueError: if the name is unknown; the message suggests the most similar name.
         """
+        if name not in self._classes:
+            name = self._aliases.get(name, name)
         if name in self._classes:
             return self._classes[name]
         raise ValueError(

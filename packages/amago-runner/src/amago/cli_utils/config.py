@@ -120,7 +120,7 @@ def switch_traj_encoder(
 
     Args:
         config: gin settings for `use_config`.
-        arch: "identity", "ff", "rnn", "transformer", "mamba" or a name that you registered.
+        arch: "identity", "ff", "rnn" (also "gru"), "transformer", "mamba" or a name that you registered.
         memory_size: width of the model; the feed-forward blocks of a Transformer are four times as wide. Your own
             encoders receive it if their constructor has an argument `memory_size`.
         layers: number of layers; your own encoders receive it as `n_layers`.
@@ -131,10 +131,12 @@ def switch_traj_encoder(
     """
     cls = get_traj_encoder_cls(arch)
     sizes: dict[str, Any] = {}
-    if arch in _SIZES:
+    # By class, since an encoder may have several names.
+    builtin = next((name for name in _SIZES if get_traj_encoder_cls(name) is cls), None)
+    if builtin is not None:
         if memory_size is not None:
-            sizes.update({name: multiple * memory_size for name, multiple in _SIZES[arch].items()})
-        if layers is not None and arch != "identity":
+            sizes.update({name: multiple * memory_size for name, multiple in _SIZES[builtin].items()})
+        if layers is not None and builtin != "identity":
             sizes["n_layers"] = layers
     else:
         given = {"memory_size": memory_size, "n_layers": layers}

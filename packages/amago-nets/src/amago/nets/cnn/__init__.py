@@ -7,7 +7,7 @@ shifts.
 from amago.nets.cnn.augment import DrQv2Aug
 from amago.nets.cnn.base import CNN, weight_init
 from amago.nets.cnn.impala import IMPALAishCNN
-from amago.nets.cnn.plain import DrQCNN, GridworldCNN, NatureishCNN
+from amago.nets.cnn.plain import DrQCNN, GridworldCNN, NatureishCNN, SmallImageCNN
 
 __all__ = [
     "CNN",
@@ -16,5 +16,6 @@ __all__ = [
     "GridworldCNN",
     "IMPALAishCNN",
     "NatureishCNN",
+    "SmallImageCNN",
     "weight_init",
 ]

@@ -12,7 +12,7 @@ from amago.nets.cnn.base import CNN, weight_init
 
 
 class _ConvStack(CNN):
-    """Convolutions without padding, each followed by the activation, as `conv1`, `conv2`, ..."""
+    """Convolutions, each followed by the activation, as `conv1`, `conv2`, ...; only the first may pad."""
 
     def __init__(
         self,
@@ -22,13 +22,32 @@ class _ConvStack(CNN):
         channels: Sequence[int],
         kernels: Sequence[int],
         strides: Sequence[int],
+        padding: int = 0,
     ) -> None:
         super().__init__(img_shape, channels_first=channels_first, activation=activation)
+        self._require_size(kernels, strides, padding)
         self.num_layers = len(channels)
         d_inp = self.in_channels
         for i, (d_out, kernel, stride) in enumerate(zip(channels, kernels, strides, strict=True), start=1):
-            self.add_module(f"conv{i}", nn.Conv2d(d_inp, d_out, kernel_size=kernel, stride=stride))
+            conv = nn.Conv2d(
+                d_inp, d_out, kernel_size=kernel, stride=stride, padding=padding if i == 1 else 0
+            )
+            self.add_module(f"conv{i}", conv)
             d_inp = d_out
+
+    def _require_size(self, kernels: Sequence[int], strides: Sequence[int], padding: int) -> None:
+        """Raises ValueError if the kernels do not fit into the image."""
+        smallest = 1
+        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+            smallest = (smallest - 1) * stride + kernel
+        smallest -= 2 * padding
+        height, width = self.img_shape[1:] if self.channels_first else self.img_shape[:2]
+        if min(height, width) < smallest:
+            raise ValueError(
+                f"{type(self).__name__} with kernels {list(kernels)} and strides {list(strides)} needs images of "
+                f"at least {smallest} x {smallest} pixels, got {height} x {width} (channels_first="
+                f"{self.channels_first}): set smaller kernels, or cnn_type to SmallImageCNN or GridworldCNN"
+            )
 
     def conv_forward(self, imgs: Tensor) -> Tensor:
         """Scaled images (N, C, H, W) to feature maps (N, C', H', W')."""
@@ -66,6 +85,9 @@ class GridworldCNN(_ConvStack):
         channels: output channels of each convolution.
         kernels: kernel sizes.
         strides: strides.
+
+    Raises:
+        ValueError: if the image is too small for the kernels.
     """
 
     def __init__(
@@ -81,6 +103,40 @@ class GridworldCNN(_ConvStack):
 
 
 @gin.configurable(module="amago.nets.cnn")
+class SmallImageCNN(_ConvStack):
+    """Kernels between those of `GridworldCNN` and `NatureishCNN`, for images of 12 to 35 pixels.
+
+    The first convolution pads the image with a border of one zero, so that the cells at the edges of a grid count.
+
+    Args:
+        img_shape: (H, W, C), or (C, H, W) if `channels_first`.
+        channels_first: whether images are (C, H, W) instead of (H, W, C).
+        activation: see `activation_switch`.
+        channels: output channels of each convolution.
+        kernels: kernel sizes.
+        strides: strides. None is 1, 2, 1 for images of up to 22 pixels, which may be grids, and 2, 2, 1 for larger
+            ones.
+
+    Raises:
+        ValueError: if the image is too small for the kernels.
+    """
+
+    def __init__(
+        self,
+        img_shape: Sequence[int],
+        channels_first: bool = False,
+        activation: str = "leaky_relu",
+        channels: Sequence[int] = [32, 48, 48],
+        kernels: Sequence[int] = [3, 3, 3],
+        strides: Sequence[int] | None = None,
+    ) -> None:
+        if strides is None:
+            sides = img_shape[1:] if channels_first else img_shape[:2]
+            strides = [1, 2, 1] if min(sides) <= 22 else [2, 2, 1]
+        super().__init__(img_shape, channels_first, activation, channels, kernels, strides, padding=1)
+
+
+@gin.configurable(module="amago.nets.cnn")
 class NatureishCNN(_ConvStack):
     """The network of DQN (Mnih et al. 2015) up to its last linear layer.
 
@@ -91,6 +147,9 @@ class NatureishCNN(_ConvStack):
         channels: output channels of each convolution.
         kernels: kernel sizes.
         strides: strides.
+
+    Raises:
+        ValueError: if the image is too small for the kernels.
     """
 
     def __init__(

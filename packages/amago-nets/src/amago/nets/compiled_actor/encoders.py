@@ -195,7 +195,7 @@ def mamba(builder: Builder, module: Mamba, x: int, state: int, add: int) -> int:
     if module.backend not in ("auto", "cpp"):
         raise NotTranslatedError(f"the scan is to run by {module.backend!r}")
     if type(module.conv1d) is not nn.Conv1d:
-        raise NotTranslatedError(f"{type(module.conv1d).__name__} has no translation")
+        raise NotTranslatedError(f"{type(module.conv1d).__name__} has no translation to C++")
     filters, bias = module.conv1d.weight[:, 0].t(), module.conv1d.bias
     assert bias is not None
     xz = builder.translate(module.in_proj, x)
@@ -293,7 +293,7 @@ def _attention_options(module: Any) -> dict[str, Any]:
     if type(module) in kinds:
         options = as_options(module.score_mod, module.mask_mod)
     if options is None:
-        raise NotTranslatedError(f"{type(module).__name__} has no translation")
+        raise NotTranslatedError(f"{type(module).__name__} has no translation to C++")
     return options
 
 

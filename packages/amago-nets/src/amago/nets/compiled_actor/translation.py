@@ -60,7 +60,7 @@ class Builder:
         """
         translation = _TRANSLATIONS.get(type(module))
         if translation is None:
-            raise NotTranslatedError(f"{type(module).__name__} has no translation")
+            raise NotTranslatedError(f"{type(module).__name__} has no translation to C++")
         return translation(self, module, *arguments, **options)
 
 
@@ -98,14 +98,14 @@ def activation_of(module: nn.Module) -> Activation:
         return "gelu", 0.0
     names: dict[type, str] = {nn.ReLU: "relu", nn.Mish: "mish", nn.Identity: "none"}
     if type(module) not in names:
-        raise NotTranslatedError(f"the activation {type(module).__name__} has no translation")
+        raise NotTranslatedError(f"the activation {type(module).__name__} has no translation to C++")
     return names[type(module)], 0.0
 
 
 def skip_dropout(module: nn.Module) -> None:
     """Dropout does nothing in eval mode; raises NotTranslatedError for another class in its place."""
     if type(module) not in (Dropout, nn.Dropout, nn.Identity):
-        raise NotTranslatedError(f"{type(module).__name__} has no translation")
+        raise NotTranslatedError(f"{type(module).__name__} has no translation to C++")
 
 
 @translates(Linear, nn.Linear, SigmaReparam)
@@ -148,7 +148,7 @@ def _norm_arguments(module: Any) -> tuple[str, float, Tensor | None, Tensor | No
         return "hypersphere", 1e-12, None, None  # the epsilon of torch.nn.functional.normalize
     if kind is normalization.SimNorm:
         return "simplex", float(module.dim), None, None
-    raise NotTranslatedError(f"the norm {kind.__name__} has no translation")
+    raise NotTranslatedError(f"the norm {kind.__name__} has no translation to C++")
 
 
 @translates(normalization.Normalization, nn.Identity)

@@ -5,7 +5,7 @@ distribution with the interface of `torch.distributions`.
 
 | class | actions | log_prob |
 |---|---|---|
-| `Discrete` | index of one of n | (...) |
+| `Discrete` | index of one of n, (..., 1) | (...) |
 | `MultiDiscrete` | concatenated one-hots | (..., 1) |
 | `Multibinary` | zeros and ones | (..., A), per bit |
 | `TanhGaussian` | [-1, 1] | (..., A), per dimension |
@@ -15,7 +15,12 @@ distribution with the interface of `torch.distributions`.
 
 from amago.nets.policy_dists.base import PolicyOutput, softplus_bounded_positive, tanh_bounded_positive
 from amago.nets.policy_dists.beta import Beta
-from amago.nets.policy_dists.discrete import ClippedCategorical, Discrete, DiscreteLikeContinuous
+from amago.nets.policy_dists.discrete import (
+    ClippedCategorical,
+    Discrete,
+    DiscreteLikeContinuous,
+    _Categorical,
+)
 from amago.nets.policy_dists.gaussian import GMM, TanhGaussian
 from amago.nets.policy_dists.multibinary import Multibinary
 from amago.nets.policy_dists.multidiscrete import MultiDiscrete
@@ -30,6 +35,7 @@ __all__ = [
     "Multibinary",
     "PolicyOutput",
     "TanhGaussian",
+    "_Categorical",
     "softplus_bounded_positive",
     "tanh_bounded_positive",
 ]

@@ -7,9 +7,13 @@ therefore clipped to [clip_prob_low, clip_prob_high] and normalised:
   clipped action keeps its gradient;
 - the floor decreases with the number of actions, so that the floors of many actions take little of the mass.
 
+A logit of -inf marks an action as illegal. Its probability is 0, without a floor, and it is never sampled. Losses
+and entropies stay finite. If every logit is -inf, as at the end of many games, the distribution is uniform.
+
 Shapes: N is the number of choices.
 """
 
+import math
 from typing import Any
 
 import gin
@@ -23,6 +27,8 @@ from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.precision import at_least_float32
 
 _MANY_ACTIONS = 256
+# log of the smallest positive float32: bounds the loss of an illegal recorded action.
+_MIN_LOG_PROB = math.log(torch.finfo(torch.float32).tiny)
 
 
 def effective_floor(low: float, num_actions: int) -> float:
@@ -39,13 +45,70 @@ def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
     return carrier + (value - carrier).detach()
 
 
+def uniform_if_all_illegal(logits: Tensor) -> Tensor:
+    """Logits (..., N), with 0 in rows in which every logit is -inf: they would give NaN."""
+    return logits.masked_fill((logits == -math.inf).all(dim=-1, keepdim=True), 0.0)
+
+
 def clip_probs(probs: Tensor, low: float, high: float) -> Tensor:
     """Probabilities (..., N) clipped to [low, high] and normalised."""
     clipped = probs.clamp(low, high)
     return clipped / clipped.sum(dim=-1, keepdim=True)
 
 
-class ClippedCategorical(Categorical):
+class _Categorical(Categorical):
+    """torch's `Categorical`, with samples (*sample_shape, ..., 1) that keep a last axis of 1.
+
+    Subclasses of `Discrete` return it from `forward`: `_Categorical(logits=vec / temperature)`. Parameters are not
+    validated, so that the learner can count and skip NaN; values passed to `log_prob` are.
+
+    Args:
+        probs: probabilities (..., N), normalised here.
+        logits: unnormalised log-probabilities (..., N), in place of `probs`; -inf for illegal actions.
+        validate_args: as in torch.
+    """
+
+    def __init__(
+        self, probs: Tensor | None = None, logits: Tensor | None = None, validate_args: bool | None = None
+    ) -> None:
+        if logits is not None:
+            logits = uniform_if_all_illegal(at_least_float32(logits))
+        super().__init__(probs=probs, logits=logits, validate_args=bool(validate_args))
+        if validate_args is None:
+            del self._validate_args
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Random indices, int64 (*sample_shape, ..., 1)."""
+        index: Tensor = Categorical.sample(self, torch.Size(sample_shape))
+        return index.unsqueeze(-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π of indices, broadcast against the batch shape (...), or of samples (..., 1); at least -87.3.
+
+        Raises:
+            ValueError: for values that are not indices, such as one-hot vectors (see `DiscreteLikeContinuous`).
+        """
+        batch = self.batch_shape
+        if (
+            value.shape[-1:] == (1,)
+            and value.shape[-1 - len(batch) : -1] == batch
+            and value.dim() > len(batch)
+        ):
+            value = value.squeeze(-1)
+        if value.is_floating_point():
+            logp: Tensor = Categorical.log_prob(self, value)
+        else:
+            index, logits = torch.broadcast_tensors(value.long().unsqueeze(-1), self.logits)
+            logp = logits.gather(-1, index[..., :1]).squeeze(-1)
+        return logp.clamp_min(_MIN_LOG_PROB)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats (...)."""
+        entropy: Tensor = -(self.logits.clamp_min(_MIN_LOG_PROB) * self.probs).sum(dim=-1)
+        return entropy
+
+
+class ClippedCategorical(_Categorical):
     """A categorical distribution with the values of clipped probabilities and the gradients of unclipped ones.
 
     `probs` and `logits` (log-probabilities) both pass gradients straight through: d log π(a) / d vec is
@@ -53,34 +116,20 @@ class ClippedCategorical(Categorical):
     below the largest logit, has none left.
 
     Args:
-        vec: unnormalised log-probabilities (..., N).
-        low: floor of a probability, in [0, high).
+        vec: unnormalised log-probabilities (..., N); -inf for illegal actions.
+        low: floor of a legal action's probability, in [0, high).
         high: ceiling of a probability, in (low, 1].
     """
 
     def __init__(self, vec: Tensor, low: float = 0.0, high: float = 1.0) -> None:
-        softmax = torch.softmax(at_least_float32(vec), dim=-1)
-        clipped = clip_probs(softmax.detach(), low, high)
-        super().__init__(probs=straight_through(clipped, softmax), validate_args=False)
-        # Parameters are valid by construction, or NaN, which the learner must be able to count and skip. Values
-        # passed to log_prob are still validated by torch's default.
-        del self._validate_args
+        vec = uniform_if_all_illegal(at_least_float32(vec))
+        softmax = torch.softmax(vec, dim=-1)
+        clipped = softmax.detach().clamp(low, high).masked_fill(vec == -math.inf, 0.0)
+        clipped = clipped / clipped.sum(dim=-1, keepdim=True)
+        super().__init__(probs=straight_through(clipped, softmax))
         tiny = torch.finfo(torch.float32).tiny
         # As in torch's Categorical, no probability is below the dtype's epsilon.
         self.logits = straight_through(clamp_probs(clipped).log(), softmax.clamp_min(tiny).log())
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """log π of indices, broadcast against the batch shape (...).
-
-        Raises:
-            ValueError: for values that are not indices, such as one-hot vectors (see `DiscreteLikeContinuous`).
-        """
-        if value.is_floating_point():
-            logp: Tensor = Categorical.log_prob(self, value)
-        else:
-            index, logits = torch.broadcast_tensors(value.long().unsqueeze(-1), self.logits)
-            logp = logits.gather(-1, index[..., :1]).squeeze(-1)
-        return logp
 
 
 @gin.configurable(module="amago.nets.policy_dists")
@@ -175,9 +224,13 @@ class DiscreteLikeContinuous:
         logp: Tensor = self.dist.log_prob(action.argmax(dim=-1))  # (...)
         return logp.unsqueeze(-1)
 
-    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """Random one-hot vectors (*sample_shape, ..., N), without gradient."""
-        return self._one_hot(self.dist.sample(*args, **kwargs))
+        shape = torch.Size(sample_shape)
+        index: Tensor = self.dist.sample(shape)
+        if index.dim() == len(shape) + self.dist.probs.dim():  # `_Categorical` keeps a last axis of 1
+            index = index.squeeze(-1)
+        return F.one_hot(index, self.dist.probs.shape[-1]).to(self.dist.probs.dtype)
 
     def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """Random one-hot vectors with the gradient of a Gumbel-softmax sample, straight through.
@@ -186,6 +239,3 @@ class DiscreteLikeContinuous:
         """
         logits = self.dist.logits.expand(torch.Size(sample_shape) + self.dist.logits.shape)
         return F.gumbel_softmax(logits, tau=self.gumbel_softmax_temperature, hard=True, dim=-1)
-
-    def _one_hot(self, index: Tensor) -> Tensor:
-        return F.one_hot(index, self.dist.probs.shape[-1]).to(self.dist.probs.dtype)

@@ -41,8 +41,9 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
 
     Raises:
         TypeError: if it holds an object of another class.
-        ValueError: if a tensor does not have one row for each of `dones`.
+        ValueError: if a tensor does not have one row for each of `dones` on that axis.
     """
+    num_rows = len(dones)
 
     def reset(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, bool | int | float):
@@ -52,7 +53,14 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
                 f"a hidden state must be made of tensors, tuples, lists and dicts, got {type(leaf).__name__}; "
                 "for others override reset_hidden_state"
             )
-        rows = done_rows(dones, leaf.shape[batch_axis], leaf.device)
+        found = leaf.shape[batch_axis] if leaf.dim() > batch_axis else 0
+        if found != num_rows:
+            raise ValueError(
+                f"dones must hold one bool for each of {found} rows, got {num_rows}: the hidden state has a "
+                f"tensor of shape {tuple(leaf.shape)}, whose batch is taken to be on axis {batch_axis}. If it is "
+                "on another, set the class attribute hidden_batch_axis of the trajectory encoder to that"
+            )
+        rows = done_rows(dones, num_rows, leaf.device)
         return leaf.masked_fill(rows.view(-1, *(1,) * (leaf.dim() - batch_axis - 1)), 0)
 
     return tree_map(reset, hidden_state)
@@ -125,6 +133,7 @@ class TrajEncoder(nn.Module, ABC):
 
 
 _REGISTRY: Registry[TrajEncoder] = Registry("trajectory encoder")
+_REGISTRY.alias("gru", "rnn")
 
 register_traj_encoder = _REGISTRY.register
 """Class decorator that registers a trajectory encoder by name; see `Registry.register`."""

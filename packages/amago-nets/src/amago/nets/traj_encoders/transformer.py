@@ -19,6 +19,9 @@ from amago.nets.utils import add_activation_log
 if TYPE_CHECKING:
     import numpy as np
 
+# Episodes may be longer than the context. The table is small next to the layers.
+_MIN_LEARNED_POSITIONS = 2048
+
 
 @register_traj_encoder("transformer")
 @gin.configurable(module="amago.nets.traj_encoders")
@@ -40,7 +43,9 @@ class TformerTrajEncoder(TrajEncoder):
         dropout_qkv: dropout of queries, keys and values.
         activation: activation of the feed-forward networks.
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
-        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
+        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary). There is a learned
+            vector for each step of an episode: `LearnablePosEmb.max_time_idx` of them if gin binds that, else
+            max_seq_len + 1, but at least 2,048. A later step is an error.
         causal: mask future timesteps; rollouts are always causal.
         sigma_reparam: SigmaReparam linear layers (Zhai et al. 2023).
         normformer_norms: the additional norms of NormFormer (Shleifer et al. 2021).
@@ -108,6 +113,7 @@ class TformerTrajEncoder(TrajEncoder):
             dropout_emb=dropout_emb,
             norm=norm,
             pos_emb=pos_emb,
+            num_learned_positions=max(max_seq_len + 1, _MIN_LEARNED_POSITIONS),
         )
 
     @property

@@ -60,6 +60,7 @@ def ring_cache(
     return kernels.RingCache(key_cache, val_cache, cache_seqlens)
 
 
+@gin.configurable(module="amago.nets.transformer")
 class VanillaAttention(SelfAttention):
     """Attention in plain torch, which materialises the (L, L) matrix.
 

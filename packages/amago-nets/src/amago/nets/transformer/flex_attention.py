@@ -34,8 +34,8 @@ class FlexAttention(SelfAttention):
 
     def __init__(
         self,
-        score_mod: ScoreMod | None,
-        mask_mod: MaskMod | None,
+        score_mod: ScoreMod | None = None,
+        mask_mod: MaskMod | None = None,
         causal: bool = True,
         dropout: float = 0.0,
     ) -> None:
@@ -68,6 +68,7 @@ class FlexAttention(SelfAttention):
         )
 
 
+@gin.configurable(module="amago.nets.transformer")
 class VanillaFlexAttention(FlexAttention):
     """FlexAttention without score and mask functions: ordinary attention.
 

@@ -14,18 +14,20 @@ from amago.nets.transformer.layers import TransformerLayer
 from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb
 
 
-def _position_embedding(pos_emb: str, d_model: int) -> nn.Module | None:
+def _position_embedding(pos_emb: str, d_model: int, num_learned: int | None) -> nn.Module | None:
     """The embedding to add to the input; None for rotary positions, which the attention layers apply."""
     if pos_emb == "fixed":
         return FixedPosEmb(d_model)
     if pos_emb in ("learned", "learnable"):
-        return LearnablePosEmb(d_model)
+        if num_learned is None or "max_time_idx" in gin.get_bindings(LearnablePosEmb):
+            return LearnablePosEmb(d_model)
+        return LearnablePosEmb(d_model, max_time_idx=num_learned)
     if pos_emb == "rope":
         return None
     raise ValueError(f"pos_emb must be 'fixed', 'learned' (or 'learnable') or 'rope', got {pos_emb!r}")
 
 
-@gin.configurable(module="amago.nets.transformer")
+@gin.configurable(module="amago.nets.transformer", denylist=["num_learned_positions"])
 class Transformer(nn.Module):
     """A pre-norm decoder-only Transformer.
 
@@ -36,6 +38,8 @@ class Transformer(nn.Module):
         dropout_emb: dropout of the embedded input plus its position.
         norm: kind of the final normalisation.
         pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
+        num_learned_positions: number of learned vectors, unless gin binds `LearnablePosEmb.max_time_idx`; None
+            requires that binding.
     """
 
     def __init__(
@@ -46,9 +50,10 @@ class Transformer(nn.Module):
         dropout_emb: float = 0.05,
         norm: str = "layer",
         pos_emb: str = "fixed",
+        num_learned_positions: int | None = None,
     ) -> None:
         super().__init__()
-        self.position_embedding = _position_embedding(pos_emb, d_model)
+        self.position_embedding = _position_embedding(pos_emb, d_model, num_learned_positions)
         self.inp = Linear(inp_dim, d_model)
         self.dropout = Dropout(dropout_emb)
         self.layers = nn.ModuleList(layers)

@@ -43,7 +43,7 @@ class LearnablePosEmb(nn.Module):
     Args:
         d_model: width of the embedding.
         max_time_idx: number of embeddings, for time indices 0 to max_time_idx - 1, including the final
-        observation.
+            observation. Required; `TformerTrajEncoder` passes a default.
     """
 
     def __init__(self, d_model: int, max_time_idx: int = gin.REQUIRED) -> None:

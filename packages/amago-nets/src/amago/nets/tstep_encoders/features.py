@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
-from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN
+from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN, SmallImageCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
@@ -27,6 +27,10 @@ MAX_TOKENS = 2**18
 
 MIN_NATUREISH_SIZE = 36
 """Smallest image side, in pixels, for `NatureishCNN`."""
+MIN_SMALL_IMAGE_SIZE = 12
+"""Smallest image side for `SmallImageCNN`."""
+MIN_IMAGE_SIZE = 4
+"""Smallest image side for `GridworldCNN`."""
 PIXEL_RANGE = (0.0, 255.0)
 # Spaces often state the largest float as a bound when there is none.
 _MAX_VALUE_RANGE = 1e6
@@ -40,8 +44,8 @@ class ImageFeatures(nn.Module):
 
     Args:
         space: the image's space, its shape or its `ArraySpec`.
-        cnn_type: convolutional network, see `amago.nets.cnn`. None selects `NatureishCNN`, or `GridworldCNN` if a
-            side has fewer than 36 pixels.
+        cnn_type: convolutional network, see `amago.nets.cnn`. None selects one by the shorter side, see
+            `cnn_for`.
         channels_first: whether the image is (C, H, W) instead of (H, W, C). None infers it from the shape, see
             `channels_come_first`.
         d_output: width of the output.
@@ -50,9 +54,8 @@ class ImageFeatures(nn.Module):
         aug_pct_of_batch: share of the batch's sequences to augment, in [0, 1], rounded down.
 
     Raises:
-        ValueError: if the shape does not have three axes, an image to augment is not square, or a share is out of
-            range.
-        RuntimeError: if the image is too small for the network.
+        ValueError: if the shape does not have three axes, the image is too small for the network, an image to
+            augment is not square, or a share is out of range.
     """
 
     def __init__(
@@ -72,8 +75,7 @@ class ImageFeatures(nn.Module):
         if channels_first is None:
             channels_first = channels_come_first(spec.shape)
         if cnn_type is None:
-            sides = spec.shape[1:] if channels_first else spec.shape[:2]
-            cnn_type = NatureishCNN if min(sides) >= MIN_NATUREISH_SIZE else GridworldCNN
+            cnn_type = cnn_for(spec.shape, channels_first)
         self.emb_dim = d_output
         self.value_range = _value_range(spec.low, spec.high)
         self.augment = ShiftShareOfBatch(spec.shape, channels_first, aug_pct_of_batch) if drqv2_aug else None
@@ -237,6 +239,23 @@ def channels_come_first(shape: tuple[int, ...]) -> bool:
     if (first == middle) != (middle == last):
         return middle == last
     return first < last
+
+
+def shorter_side(shape: tuple[int, ...], channels_first: bool) -> int:
+    """The smaller of height and width of an image."""
+    return min(shape[1:] if channels_first else shape[:2])
+
+
+def cnn_for(shape: tuple[int, ...], channels_first: bool) -> type[CNN]:
+    """The network whose kernels fit an image, by its shorter side.
+
+    `NatureishCNN` from 36 pixels on, `SmallImageCNN` from 12 on, else `GridworldCNN`. Square images of
+    up to 96 pixels have at most 4,096 features, so that the linear layer after it stays small.
+    """
+    side = shorter_side(shape, channels_first)
+    if side >= MIN_NATUREISH_SIZE:
+        return NatureishCNN
+    return SmallImageCNN if side >= MIN_SMALL_IMAGE_SIZE else GridworldCNN
 
 
 def _value_range(low: float | None, high: float | None) -> tuple[float, float] | None:

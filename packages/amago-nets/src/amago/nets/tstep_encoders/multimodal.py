@@ -20,12 +20,14 @@ from amago.nets.specs import ArraySpec, ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
 from amago.nets.tstep_encoders.features import (
     MAX_TOKENS,
+    MIN_IMAGE_SIZE,
     MIN_NATUREISH_SIZE,
     PIXEL_RANGE,
     ImageFeatures,
     TokenFeatures,
     VectorFeatures,
     channels_come_first,
+    shorter_side,
 )
 from amago.nets.utils import add_activation_log, symlog
 
@@ -133,11 +135,13 @@ class MultiModalTstepEncoder(TstepEncoder):
 def kind_of(spec: ArraySpec) -> str | None:
     """The kind of encoder for an observation; None if it has two or more than three axes.
 
-    Arrays with three axes are an "image". Arrays with one axis, and scalars, are a "vector"; but "tokens" if they
-    have an integer dtype, at least two elements, and bounds between which lie 3 to `MAX_TOKENS` values.
+    Arrays with three axes are an "image", or a "vector" if a side is shorter than `MIN_IMAGE_SIZE`. Arrays with
+    one axis, and scalars, are a "vector"; but "tokens" if they have an integer dtype, at least two elements, and
+    bounds between which lie 3 to `MAX_TOKENS` values.
     """
     if len(spec.shape) == 3:
-        return "image"
+        side = shorter_side(spec.shape, channels_come_first(spec.shape))
+        return "image" if side >= MIN_IMAGE_SIZE else "vector"
     if len(spec.shape) > 1:
         return None
     if not spec.is_integer or spec.dim < 2 or spec.low is None or spec.high is None:
