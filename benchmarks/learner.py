@@ -36,6 +36,7 @@ from torch import nn
 from amago.agent import Agent, Batch
 from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner, make_adamw
+from amago.utils import get_constant_schedule_with_warmup
 from benchmarks.machine import ROOT, append, describe
 from benchmarks.plain.update import make_optimizer, update
 from benchmarks.workloads import WORKLOADS, checksum, count_flop, make_agent, make_batch, make_plain
@@ -77,11 +78,12 @@ def updater(agent: Agent, row: Row) -> tuple[nn.Module, Callable[[Batch], Any]]:
         dtype = torch.bfloat16 if bf16 else None
         return plain, lambda batch: update(plain, optimizer, batch, dtype=dtype)
     agent.to(device).train()
+    adamw = make_adamw(agent.trainable_params, 1e-4, 1e-3, device)
     learner = Learner(
         agent,
-        make_adamw(agent.trainable_params, 1e-4, 1e-3, device),
+        adamw,
         Processes(make_accelerator()),
-        lr_warmup_steps=500,
+        lr_schedule=get_constant_schedule_with_warmup(adamw, 500),
         grad_clip=1.0,
         batches_per_update=1,
         autocast=bf16,

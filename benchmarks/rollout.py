@@ -44,7 +44,7 @@ from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import SplitRecorder, TrajectoryRecorder
 from amago.envs.vector import make_split_vector_env, make_vector_env
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.experiment.split_rollout import SplitRollout
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
@@ -219,17 +219,17 @@ class Collection:
                 on_written=None if keep_files else Path.unlink,
             )
 
-        device = torch.device("cpu")
+        policy = ActingPolicy(agent, device=torch.device("cpu"))
         self.envs = envs
         self.recorder: Any
         self.rollout: Any
         if row.split:
             first, second = envs.halves
             self.recorder = SplitRecorder(recorder(first.num_envs, "000"), recorder(second.num_envs, "001"))
-            self.rollout = SplitRollout(agent, envs, device=device, recorder=self.recorder)
+            self.rollout = SplitRollout(policy, envs, recorder=self.recorder)
         else:
             self.recorder = recorder(row.actors, "000")
-            self.rollout = Rollout(agent, envs, device=device, recorder=self.recorder)
+            self.rollout = Rollout(policy, envs, recorder=self.recorder)
 
     def run_for(self, seconds: float) -> tuple[int, float]:
         """Vector steps, and the seconds until their files were written."""

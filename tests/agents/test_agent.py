@@ -336,7 +336,7 @@ def test_mask_hooks_see_whole_sequences_and_decide_what_counts(make_agent, make_
     assert torch.equal(pad_mask[:, :, 0], batch.transition_mask)
     first = torch.zeros_like(pad_mask)
     first[:, 0] = True
-    torch.testing.assert_close(agent.update_info["Actor Loss"], masked_avg(actor_loss, first))
+    torch.testing.assert_close(agent.update_info["Actor Loss"], masked_avg(actor_loss, first, dim=None))
 
 
 def test_chosen_observations_reach_actor_and_target_actor(make_agent, make_batch):

@@ -83,7 +83,7 @@ def test_values_are_given_in_the_units_that_training_filters_by(make_agent, make
     seen = agent.update_info["Filter Mean"]
 
     def mean_weight(q, v):
-        return masked_avg(exp_filter(q - v), real)
+        return masked_avg(exp_filter(q - v), real, dim=None)
 
     torch.testing.assert_close(mean_weight(q, v), seen, rtol=1e-4, atol=1e-5)
     # The fault: the given values have gone through PopArt, the ones that training compares have not.

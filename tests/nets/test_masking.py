@@ -24,7 +24,7 @@ def test_a_timestep_is_padding_if_all_of_it_is_filler():
 def test_masked_positions_do_not_count_whatever_they_hold():
     x = torch.tensor([[1.0, 3.0], [float("nan"), float("inf")]])
     mask = torch.tensor([[True], [False]])
-    assert masked_avg(x, mask).item() == pytest.approx(2.0, abs=1e-4)
+    assert masked_avg(x, mask, dim=None).item() == pytest.approx(2.0, abs=1e-4)
 
 
 def test_a_mean_over_nothing_is_zero():

@@ -13,7 +13,7 @@ from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.envs.exploration import EpsilonGreedy
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_vector_env
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.hindsight import load_trajectory
 from amago.nets import transformer
 from amago.nets.traj_encoders import get_traj_encoder_cls
@@ -73,7 +73,7 @@ def collect(agent, folder, steps):
         stagger=False,
         rng=np.random.default_rng(0),
     )
-    rollout = Rollout(agent, env, device=torch.device("cpu"), recorder=recorder)
+    rollout = Rollout(ActingPolicy(agent, device=torch.device("cpu")), env, recorder=recorder)
     rollout.reset(seed=0)
     rollout.run(timesteps=steps)
     recorder.cut()

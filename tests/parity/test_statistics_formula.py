@@ -108,4 +108,6 @@ def test_masked_means_divide_by_the_count_and_a_hundred_thousandth(draw, seed):
     x = d.normal(d.size(1, 5), d.size(1, 6), d.size(1, 3), d.size(1, 4), 1)
     mask = d.uniform(*x.shape[:2], 1, 1, 1) < 0.5
     counted = x.double().numpy()[np.broadcast_to(mask.numpy(), x.shape)]
-    assert masked_avg(x, mask).item() == pytest.approx(counted.sum() / (len(counted) + 1e-5), abs=1e-5)
+    assert masked_avg(x, mask, dim=None).item() == pytest.approx(
+        counted.sum() / (len(counted) + 1e-5), abs=1e-5
+    )

@@ -12,13 +12,15 @@ CPU = torch.device("cpu")
 
 
 def state(value: float) -> TrainingState:
-    return TrainingState({"w": torch.tensor([value])}, {"state": {}, "param_groups": []}, {"value": value})
+    return TrainingState(
+        {"w": torch.tensor([value])}, {"state": {}, "param_groups": []}, {"last_epoch": 3}, {"value": value}
+    )
 
 
 def test_a_saved_training_state_and_policy_are_loaded_unchanged(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(3, state(1.5))
-    loaded = load_training_state(checkpointer.find_resume_checkpoint(), CPU)
+    loaded = load_training_state(checkpointer.training_state(checkpointer.newest_epoch()), CPU)
     assert torch.equal(loaded.policy["w"], torch.tensor([1.5]))
     assert loaded.state["value"] == 1.5
     assert torch.equal(read_saved_policy(checkpointer.policy_weights(3), CPU)["w"], torch.tensor([1.5]))
@@ -43,7 +45,7 @@ def test_saving_an_epoch_again_replaces_it(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     with pytest.raises(TypeError):
-        checkpointer.save(0, TrainingState({}, {}, {"value": object()}))
+        checkpointer.save(0, TrainingState({}, {}, {}, {"value": object()}))
     assert list((tmp_path / "ckpts" / "training_states").iterdir()) == []
 
 
@@ -90,7 +92,7 @@ def test_a_training_state_of_accelerate_is_refused(tmp_path: Path) -> None:
         load_training_state(tmp_path, CPU)
 
 
-@pytest.mark.parametrize("name", ["policy.pt", "optimizer.pt", "state.json"])
+@pytest.mark.parametrize("name", ["policy.pt", "optimizer.pt", "lr_schedule.pt", "state.json"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     checkpointer = Checkpointer(tmp_path, "run")
     checkpointer.save(0, state(1.0))

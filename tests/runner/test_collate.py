@@ -9,7 +9,7 @@ from amago.loading import MAGIC_PAD_VAL, RLData, RLData_pad_collate
 
 @pytest.fixture
 def samples(make_traj) -> list[RLData]:
-    return [RLData.from_trajectory(make_traj(length, number)) for number, length in enumerate([3, 5, 1])]
+    return [RLData(make_traj(length, number)) for number, length in enumerate([3, 5, 1])]
 
 
 def test_shapes_and_dtypes(samples) -> None:
@@ -67,7 +67,7 @@ def test_flat_indices_are_those_of_real_transitions(samples) -> None:
 def test_a_sequence_that_holds_the_filler_itself_is_not_taken_for_padding(make_traj) -> None:
     traj = make_traj(3)
     traj.rl2s[:] = MAGIC_PAD_VAL
-    batch = RLData_pad_collate([RLData.from_trajectory(traj)])
+    batch = RLData_pad_collate([RLData(traj)])
     assert batch.timestep_mask.all()
 
 
@@ -86,11 +86,11 @@ def test_the_batch_does_not_share_memory_with_its_samples(samples) -> None:
 
 
 def test_samples_with_different_observations_are_an_error_that_names_them(samples, make_traj) -> None:
-    other = RLData.from_trajectory(make_traj(2))
+    other = RLData(make_traj(2))
     other.obs["goal"] = other.obs.pop("observation")
     with pytest.raises(ValueError, match="goal"):
         RLData_pad_collate([samples[0], other])
-    wider = RLData.from_trajectory(make_traj(2))
+    wider = RLData(make_traj(2))
     wider.obs["observation"] = np.zeros((3, 7), dtype=np.float32)
     with pytest.raises(ValueError, match="obs\\['observation'\\]"):
         RLData_pad_collate([samples[0], wider])

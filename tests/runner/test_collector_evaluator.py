@@ -14,6 +14,7 @@ from amago.envs.vector import VectorEnv, make_vector_env
 from amago.experiment.collector import Collector
 from amago.experiment.evaluator import Evaluator
 from amago.experiment.random_streams import RandomStreams
+from amago.experiment.rollout import ActingPolicy
 from amago.hindsight import trajectory_length
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -49,7 +50,7 @@ def collector(agent: Agent, envs: VectorEnv, tmp_path: Path) -> Iterator[Collect
     recorder = TrajectoryRecorder(
         3, save_to=tmp_path / "data", save_len=1e10, max_seq_len=8, rng=np.random.default_rng(0)
     )
-    collector = Collector(agent, envs, recorder, RandomStreams(1, 0, CPU), device=CPU)
+    collector = Collector(ActingPolicy(agent, device=CPU), envs, recorder, RandomStreams(1, 0, CPU))
     yield collector
     collector.close()
 
@@ -78,7 +79,7 @@ def test_a_checkpoint_writes_unfinished_episodes_and_the_next_collection_resets(
 
 
 def test_the_same_index_evaluates_the_same_episodes(agent: Agent, envs: VectorEnv) -> None:
-    evaluator = Evaluator(agent, RandomStreams(1, 0, CPU), device=CPU)
+    evaluator = Evaluator(ActingPolicy(agent, device=CPU), RandomStreams(1, 0, CPU))
     first, again, other = (evaluator.evaluate(envs, index, episodes=30)[1].returns for index in (0, 0, 1))
     assert len(first["memory"]) == 30
     assert first == again

@@ -60,7 +60,10 @@ def test_reading_a_window_gives_what_slicing_the_whole_file_gives(make_dataset, 
     cached = make_dataset()
     fill(cached.fifo_folder, 4, transitions=[3, 9, 20, 50], save_as=save_as)
     uncached = make_dataset(cache_bytes=0)
-    sliced = Whole(cached.dset_root, "dset", 100)
+    with pytest.warns(
+        AmagoWarning, match="Whole overrides sample_random_trajectory: every sample reads a whole"
+    ):
+        sliced = Whole(cached.dset_root, "dset", 100)
     sliced.configure(50, 4, "none", True)
     sliced.seed_sampling(0)
     for epoch in (0, 1):
@@ -155,7 +158,7 @@ def test_a_slice_of_a_long_file_costs_the_slice_and_not_the_file(make_dataset) -
     assert_reads_little(lambda: dataset[1], size)
     assert_reads_little(lambda: RLData_pad_collate([dataset[i] for i in range(2, 10)]), size)
     with pytest.raises(AssertionError):  # the fault: load everything, then slice
-        assert_reads_little(lambda: RLData.from_trajectory(load_traj_from_disk(path)).random_slice(4), size)
+        assert_reads_little(lambda: RLData(load_traj_from_disk(path)).random_slice(4), size)
 
 
 def test_sampled_trajectories_are_copies(make_dataset, fill) -> None:

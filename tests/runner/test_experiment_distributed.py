@@ -88,8 +88,8 @@ def test_two_processes_have_equal_weights_and_shared_counters(tmp_path: Path) ->
     first, second = run_in_two_processes(tmp_path, epochs=3)
     assert first == second
     assert (first["env_steps"], first["gradient_steps"]) == (2 * 4 * 50 * 3, 9)
-    # Update number 8 of a warm-up over 100: the schedule does not advance once per process.
-    assert first["rate"] == pytest.approx(0.01 * 8 / 100)
+    # The rate of the next update, number 9 in a warm-up over 100: the schedule does not advance once per process.
+    assert first["rate"] == pytest.approx(0.01 * 9 / 100)
     states = tmp_path / "run" / "ckpts" / "training_states"
     assert sorted(path.name for path in states.iterdir()) == ["run_epoch_0", "run_epoch_2"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -98,6 +98,7 @@ def test_a_run_writes_the_documented_files(make_experiment: MakeExperiment) -> N
         "ckpts/latest/policy.pt",
         "ckpts/policy_weights/policy_epoch_0.pt",
         "ckpts/training_states/run_epoch_0/policy.pt",
+        "ckpts/training_states/run_epoch_0/lr_schedule.pt",
         "ckpts/training_states/run_epoch_0/optimizer.pt",
         "ckpts/training_states/run_epoch_0/state.json",
     }

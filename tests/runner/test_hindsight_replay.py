@@ -14,7 +14,7 @@ import torch
 
 from amago.agent.batch import Batch
 from amago.hindsight import FrozenTraj, Relabeler, load_trajectory, save_trajectory, trajectory_filename
-from amago.loading import BatchLoader, DiskTrajDataset, OfflineDataset, RLDataset
+from amago.loading import BatchLoader, DiskTrajDataset, OfflineDataset, RLData, RLDataset
 
 WALLS = np.array([[0, 0, 0, 1, 0], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0], [0, 0, 0, 1, 0]], bool)
 MOVES = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])
@@ -147,7 +147,7 @@ def test_goals_taken_from_the_window_would_be_noticed(make_maze) -> None:
                 actions=data.actions,
             )
             relabelled = ReachedInHindsight().relabel(traj)
-            return type(data).from_trajectory(relabelled)
+            return RLData(relabelled)
 
     dataset = make_maze(relabel=False)
     dataset.__class__ = RelabelsWindows

@@ -19,7 +19,7 @@ from amago.envs.interrupts import defer_interrupts
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import make_vector_env
 from amago.experiment import Callback, Experiment
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.hindsight import FrozenTraj, load_trajectory
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -88,7 +88,7 @@ def make_rollout(small_nets: None, tmp_path: Path) -> Iterator[Callable[..., Rol
         recorder = InterruptedRecorder(
             3, save_to=tmp_path, save_len=1e9, max_seq_len=1, rng=np.random.default_rng(0)
         )
-        made.append(Rollout(agent, env, device=torch.device("cpu"), recorder=recorder))
+        made.append(Rollout(ActingPolicy(agent, device=torch.device("cpu")), env, recorder=recorder))
         return made[-1]
 
     yield make

@@ -15,7 +15,7 @@ from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner, NonFiniteUpdateError, make_adamw
 from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.utils import AmagoWarning
+from amago.utils import AmagoWarning, get_constant_schedule_with_warmup
 
 pytestmark = pytest.mark.source_only
 
@@ -90,7 +90,6 @@ def make_learner(tmp_path: Path, small_nets: None) -> MakeLearner:
         # Statistics of inputs move with every batch, so halves and whole would be normalised differently.
         agent.tstep_encoder.eval()
         options: dict[str, Any] = {
-            "lr_warmup_steps": 0,
             "grad_clip": 1e6,
             "batches_per_update": 1,
             "autocast": False,
@@ -100,7 +99,8 @@ def make_learner(tmp_path: Path, small_nets: None) -> MakeLearner:
             **changes,
         }
         optimizer = make_adamw(agent.trainable_params, learning_rate, 0.0, torch.device("cpu"))
-        return Learner(agent, optimizer, Processes(make_accelerator()), **options)
+        schedule = get_constant_schedule_with_warmup(optimizer, 0)
+        return Learner(agent, optimizer, Processes(make_accelerator()), lr_schedule=schedule, **options)
 
     return make
 

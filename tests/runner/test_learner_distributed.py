@@ -26,6 +26,7 @@ from amago.nets.input_norm import InputNorm
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.utils import get_constant_schedule_with_warmup
 
 UPDATES, WARMUP = 4, 10  # an update has two batches, the last one only one
 processes = Processes(make_accelerator())
@@ -55,16 +56,18 @@ def make_batch(seed):
 
 optimizer = make_adamw(agent.trainable_params, 0.01, 0.0, torch.device("cpu"))
 learner = Learner(
-    agent, optimizer, processes, lr_warmup_steps=WARMUP, grad_clip=1.0, batches_per_update=2, autocast=False,
-    compile_loss=False, max_nonfinite=3, bad_batch_dir=Path(sys.argv[1]) / "bad",
+    processes.wrap(agent), optimizer, processes,
+    lr_schedule=get_constant_schedule_with_warmup(optimizer, WARMUP),
+    grad_clip=1.0, batches_per_update=2, autocast=False, compile_loss=False, max_nonfinite=3,
+    bad_batch_dir=Path(sys.argv[1]) / "bad",
 )
 rates = []
 for seed in range(2 * UPDATES - 1):
     metrics = learner.train_batch(make_batch(seed), log_step=True)
     if "Learning Rate" in metrics:
         rates.append(metrics["Learning Rate"])
-learner.finish()
 rates.append(learner.lr_schedule.get_last_lr()[0])
+learner.finish()
 
 def flat(tensors):
     return torch.cat([x.flatten().float() for x in tensors]).tolist()

@@ -10,7 +10,7 @@ from amago.loading import RLData
 @pytest.mark.parametrize("padded_sampling", ["none", "both", "left", "right"])
 @pytest.mark.parametrize("length", [5, 6, 100])
 def test_a_trajectory_no_longer_than_the_window_is_returned_whole(make_traj, padded_sampling, length) -> None:
-    data = RLData.from_trajectory(make_traj(5))
+    data = RLData(make_traj(5))
     piece = data.random_slice(length, padded_sampling, np.random.default_rng(0))
     assert len(piece) == 5
     np.testing.assert_array_equal(piece.obs["observation"], data.obs["observation"])
@@ -20,7 +20,7 @@ def test_a_slice_keeps_one_timestep_more_than_transitions_and_all_rows_together(
     traj: FrozenTraj = make_traj(20)
     rng = np.random.default_rng(1)
     for _ in range(50):
-        piece = RLData.from_trajectory(traj).random_slice(6, "both", rng)
+        piece = RLData(traj).random_slice(6, "both", rng)
         first = int(piece.time_idxs[0, 0])
         stop = first + len(piece)
         np.testing.assert_array_equal(piece.obs["observation"], traj.obs["observation"][first : stop + 1])
@@ -31,7 +31,7 @@ def test_a_slice_keeps_one_timestep_more_than_transitions_and_all_rows_together(
 
 
 def test_the_same_generator_state_gives_the_same_slice(make_traj) -> None:
-    data = RLData.from_trajectory(make_traj(30))
+    data = RLData(make_traj(30))
     pieces = [data.random_slice(4, "none", np.random.default_rng(3)) for _ in range(2)]
     np.testing.assert_array_equal(pieces[0].time_idxs, pieces[1].time_idxs)
 
@@ -85,4 +85,4 @@ def test_an_array_that_does_not_fit_is_named(name: str, value: object) -> None:
 @pytest.mark.parametrize(("length", "padded_sampling"), [(0, "none"), (3, "middle")])
 def test_slices_reject_lengths_below_one_and_unknown_sampling(make_traj, length, padded_sampling) -> None:
     with pytest.raises(ValueError, match=r"length|padded_sampling"):
-        RLData.from_trajectory(make_traj(5)).random_slice(length, padded_sampling)
+        RLData(make_traj(5)).random_slice(length, padded_sampling)

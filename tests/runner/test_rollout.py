@@ -11,7 +11,7 @@ import torch
 from amago.agent import Agent
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, EpisodeStats
 from amago.envs.vector import VectorEnv, make_vector_env
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
@@ -49,7 +49,7 @@ def make_rollout(small_nets: None) -> Iterator[MakeRollout]:
     """Makes rollouts over environments of the given episode lengths, named by them."""
     opened: list[VectorEnv] = []
 
-    def make(*lengths: int, **options: Any) -> Rollout:
+    def make(*lengths: int, autocast: bool = False, **options: Any) -> Rollout:
         def maker(length: int) -> Callable[[], AMAGOEnv]:
             return lambda: AMAGOEnv(FixedLengthEnv(length), env_name=f"length {length}")
 
@@ -64,7 +64,7 @@ def make_rollout(small_nets: None) -> Iterator[MakeRollout]:
             tstep_encoder_type=FFTstepEncoder,
             traj_encoder_type=GRUTrajEncoder,
         )
-        return Rollout(agent, envs, device=CPU, **options)
+        return Rollout(ActingPolicy(agent, device=CPU, autocast=autocast), envs, **options)
 
     yield make
     for envs in opened:
@@ -255,5 +255,5 @@ def test_an_observation_that_is_not_finite_is_an_error_that_names_the_environmen
     with pytest.raises(
         ValueError, match=r"observation 'observation' of environment 0 \('broken'\) is not finite"
     ):
-        Rollout(agent, envs, device=CPU).run(timesteps=9)
+        Rollout(ActingPolicy(agent, device=CPU), envs).run(timesteps=9)
     envs.close()

@@ -14,7 +14,7 @@ from amago.agent import Agent
 from amago.envs import AMAGOEnv, EpsilonGreedy
 from amago.envs.recorder import SplitRecorder, TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import EnvWorkerError, make_split_vector_env, make_vector_env
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.experiment.split_rollout import SplitRollout
 from amago.hindsight import FrozenTraj, load_trajectory
 from amago.nets.traj_encoders import GRUTrajEncoder
@@ -101,8 +101,8 @@ def make(small_nets: None, tmp_path: Path) -> Iterator[MakeRollout]:
         if split:
             first, second = (half.num_envs for half in envs.halves)
             recorders = SplitRecorder(recorder(first, "00a"), recorder(second, "00b"))
-            return SplitRollout(agent, envs, device=CPU, recorder=recorders)
-        return Rollout(agent, envs, device=CPU, recorder=recorder(ROWS, "00a"))
+            return SplitRollout(ActingPolicy(agent, device=CPU), envs, recorder=recorders)
+        return Rollout(ActingPolicy(agent, device=CPU), envs, recorder=recorder(ROWS, "00a"))
 
     yield make_rollout
     for envs in opened:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 __path__ = pkgutil.extend_path(__path__, __name__)
 
+# A constant, since a checkout may be imported without being installed; equal to the version in pyproject.toml.
+__version__ = "4.0.0"
+
 _SUBMODULES = ("agent", "cli_utils", "envs", "experiment", "hindsight", "loading", "nets", "utils")
 _EXPORTS = {
     "amago.agent": ("Agent", "get_agent_cls", "list_registered_agents", "register_agent"),

@@ -112,7 +112,21 @@ def get_constant_schedule_with_warmup(
 
 
 def call_async_env(env: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method of every environment of a vector environment; returns the list of results."""
+    """Calls a method of every environment of a vector environment; returns the list of results.
+
+    Args:
+        env: `train_envs` or `val_envs` of an Experiment, or a vector environment of Gymnasium.
+        method_name: Method of the environment or of one of its wrappers.
+        args, kwargs: Arguments of the method, the same for every environment.
+
+    Raises:
+        ValueError: `env` is None, as `train_envs` of a run that never collects.
+    """
+    if env is None:
+        raise ValueError(
+            f"env is None, so {method_name!r} cannot be called: an Experiment that never collects has no "
+            "train_envs. Use val_envs, or let it collect."
+        )
     if hasattr(env, "call_async"):
         env.call_async(method_name, *args, **kwargs)
         return env.call_wait()

@@ -383,7 +383,7 @@ class Agent(BaseAgent):
         mask = batch.transition_mask
         # Contiguous, since a hook may edit it in place.
         mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full).contiguous()
-        return masked_avg(full, edit_mask(batch, full, mask))
+        return masked_avg(full, edit_mask(batch, full, mask), dim=None)
 
     def hard_sync_targets(self) -> None:
         """Copies the online networks into their targets."""

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
@@ -233,19 +233,23 @@ def read_rows(
     path = os.fspath(path)
     rows: dict[str, Array] = {}
     with _naming_corrupt_file(path), contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(path, "rb"))
+        file = stack.enter_context(open(path, "rb", buffering=0))
         window_bytes = header.nbytes * (stop - start) // max(header.length, 1)
         content = _content(file, map_file=not writable and window_bytes > MAPPED_BYTES)
+        reader = stack.enter_context(
+            io.BufferedReader(file)
+        )  # reads again where one system call returns less
         archive = None if header.is_sliceable else stack.enter_context(zipfile.ZipFile(path))
         for name, array in header.arrays.items():
             last = stop if name in TRANSITION_ARRAYS else stop + 1
             shape = (last - start, *array.shape[1:])
-            offset = array.offset + start * math.prod(array.shape[1:]) * array.dtype.itemsize
+            row_size = math.prod(array.shape[1:])
+            offset = array.offset + start * row_size * array.dtype.itemsize
             if content is not None and not array.is_compressed:
-                block: Array = np.frombuffer(content, array.dtype, math.prod(shape), offset).reshape(shape)
+                block: Array = np.ndarray(shape, array.dtype, content, offset)
             else:
                 block = np.empty(shape, array.dtype)
-                source: IO[bytes] = file
+                source: IO[bytes] = reader
                 if array.is_compressed:
                     assert archive is not None
                     source = stack.enter_context(archive.open(f"{name}.npy"))
@@ -259,7 +263,7 @@ def read_rows(
     return rows
 
 
-def _content(file: BinaryIO, *, map_file: bool) -> bytearray | mmap.mmap | None:
+def _content(file: io.FileIO, *, map_file: bool) -> bytearray | mmap.mmap | None:
     """The content of a file, if using it is quicker than reading the rows of each array."""
     if map_file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -267,7 +271,7 @@ def _content(file: BinaryIO, *, map_file: bool) -> bytearray | mmap.mmap | None:
     if file_bytes > READ_ONCE_BYTES:
         return None
     content = bytearray(file_bytes)
-    file.readinto(content)  # type: ignore[attr-defined]
+    file.readinto(content)
     return content
 
 

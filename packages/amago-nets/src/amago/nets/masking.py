@@ -49,16 +49,20 @@ def mask_from_filler(x: Tensor) -> Tensor:
     return ~(x == MAGIC_PAD_VAL).all(dim=-1, keepdim=True)
 
 
-def masked_avg(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean of `x` where `mask` (broadcastable to `x`) is True; 0 if it is True nowhere.
+def masked_avg(tensor: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = 0) -> Tensor:
+    """The mean of `tensor` where `mask` (broadcastable to it) is True; 0 if it is True nowhere.
 
     A mask of numbers weighs the entries. The count, or the sum of the weights, is increased by 1e-5, so that an
     empty mask gives 0 instead of NaN. Masked positions may hold any value, NaN included.
+
+    Args:
+        tensor: values of any shape.
+        mask: True, or a weight, where a value counts.
+        dim: axes to average over; None for all.
     """
-    mask = mask.broadcast_to(x.shape)
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    if mask.dtype == torch.bool:
-        total = torch.where(mask, x, zero).sum()
-    else:
-        total = (torch.where(mask != 0, x, zero) * mask).sum()
-    return total / (mask.sum() + 1e-5)
+    mask = mask.broadcast_to(tensor.shape)
+    zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+    values = torch.where(mask.to(torch.bool), tensor, zero)
+    if mask.dtype != torch.bool:
+        values = values * mask
+    return values.sum(dim) / (mask.sum(dim) + 1e-5)

@@ -11,7 +11,14 @@ import gin
 
 from amago.agent import BaseAgent, get_agent_cls
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
-from amago.experiment.gin_config import explain, import_configurables, parameters_of, selector_of, unlocked
+from amago.experiment.gin_config import (
+    add_working_folder_to_path,
+    explain,
+    import_configurables,
+    parameters_of,
+    selector_of,
+    unlocked,
+)
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders import TrajEncoder, get_traj_encoder_cls
 from amago.nets.tstep_encoders import TstepEncoder, get_tstep_encoder_cls
@@ -35,7 +42,8 @@ def use_config(
 ) -> None:
     """Binds gin settings: first those of the dictionary, then those of the files from left to right; later wins.
 
-    Settings of earlier calls stay unless they are bound again, also if gin was locked.
+    Settings of earlier calls stay unless they are bound again, also if gin was locked. A file may import
+    modules of the working folder (`import my_envs`).
 
     Args:
         custom_params: "Selector.parameter" to value. A selector may be complete
@@ -76,6 +84,7 @@ def _bind(key: str, value: Any) -> None:
 def _parse_file(path: Path) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"gin_configs: there is no file {str(path)!r} (working folder: {Path.cwd()})")
+    add_working_folder_to_path()
     try:
         gin.parse_config_file(str(path))
     except ValueError as error:

@@ -55,6 +55,11 @@ class Processes:
             return model
         return cast(nn.Module, self.accelerator.prepare_model(model))
 
+    def unwrap(self, model: nn.Module) -> Any:
+        """The model inside the wrappers of `wrap`, `Accelerator.prepare` and `torch.compile`."""
+        model = self.accelerator.unwrap_model(model)
+        return getattr(model, "_orig_mod", model)
+
     @contextmanager
     def local_gradients(self, model: nn.Module) -> Iterator[None]:
         """Backward passes in this context accumulate gradients without averaging them over the processes."""

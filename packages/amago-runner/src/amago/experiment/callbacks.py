@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
 
+_RETURN = "Average Total Return (Across All Env Names)"
+
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
@@ -98,7 +100,9 @@ class ProgressPrinter(Callback):
         self._epoch_began, self._next_message = time.perf_counter(), 0.0
 
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
-        self._returns[section] = metrics.get("Average Total Return (Across All Env Names)", float("nan"))
+        self._returns.pop(section, None)
+        if _RETURN in metrics:
+            self._returns[section] = metrics[_RETURN]
 
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         if seconds >= self._next_message and experiment.dataset is not None:

@@ -1,7 +1,7 @@
 """Checkpointer: saves and loads the checkpoints of a run.
 
     {run folder}/ckpts/
-        training_states/{run_name}_epoch_{n}/   policy.pt, optimizer.pt, state.json: to resume from
+        training_states/{run_name}_epoch_{n}/   policy.pt, optimizer.pt, lr_schedule.pt, state.json: to resume from
         policy_weights/policy_epoch_{n}.pt      weights only
         latest/policy.pt                        weights after the last epoch, read by collectors
 
@@ -33,11 +33,13 @@ class TrainingState(NamedTuple):
     Attributes:
         policy: State dict of the agent.
         optimizer: State dict of the optimizer.
+        lr_schedule: State dict of the learning-rate schedule.
         state: Everything else as JSON: counters, seed, dataset, exploration, recorders.
     """
 
     policy: dict[str, Any]
     optimizer: dict[str, Any]
+    lr_schedule: dict[str, Any]
     state: dict[str, Any]
 
 
@@ -75,14 +77,14 @@ class Checkpointer:
         names = os.listdir(folder) if folder.is_dir() else []
         return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
 
-    def find_resume_checkpoint(self) -> Path:
-        """The newest training state, from which `resume` continues; raises FileNotFoundError if there is none."""
+    def newest_epoch(self) -> int:
+        """Epoch of the newest training state, for `resume`; raises FileNotFoundError if there is none."""
         epochs = self.epochs()
         if not epochs:
             raise FileNotFoundError(
                 f"resume is set, but {self.folder} contains no training state: start the run without resume"
             )
-        return self.training_state(epochs[-1])
+        return epochs[-1]
 
     def save(self, epoch: int, contents: TrainingState) -> None:
         """Writes the training state and the weights of `epoch`, and deletes training states beyond `keep`."""
@@ -94,6 +96,7 @@ class Checkpointer:
         try:
             save_weights(contents.policy, temporary / "policy.pt")
             save_weights(contents.optimizer, temporary / "optimizer.pt")
+            save_weights(contents.lr_schedule, temporary / "lr_schedule.pt")
             write_json({"format": FORMAT_VERSION, **contents.state}, temporary / "state.json", indent=None)
             replaced = target.parent / f".{target.name}.{uuid4().hex}"
             if target.exists():  # os.rename cannot replace a folder that is not empty
@@ -128,6 +131,7 @@ def load_training_state(path: Path, device: torch.device) -> TrainingState:
     return TrainingState(
         policy=read_tensors(path / "policy.pt", device),
         optimizer=read_tensors(path / "optimizer.pt", "cpu"),
+        lr_schedule=read_tensors(path / "lr_schedule.pt", "cpu"),
         state=state,
     )
 

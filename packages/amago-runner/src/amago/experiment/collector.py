@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from amago.agent import BaseAgent
 from amago.distributed.processes import Processes
 from amago.envs.interrupts import defer_interrupts
 from amago.envs.metrics import EpisodeStats
@@ -18,7 +16,7 @@ from amago.envs.recorder import SplitRecorder, TrajectoryRecorder
 from amago.envs.vector import SplitVectorEnv, VectorEnv
 from amago.experiment.config import ExperimentConfig
 from amago.experiment.random_streams import RandomStreams
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.experiment.split_rollout import SplitRollout
 
 
@@ -26,13 +24,11 @@ class Collector:
     """Runs an agent in the training environments; episodes and hidden states continue from call to call.
 
     Args:
-        agent: The agent.
+        policy: The agent.
         envs: The training environments, with their exploration wrappers. With a `SplitVectorEnv`, the agent acts
             for one half of the actors while the environments of the other half step.
         recorder: Writes trajectory files; None discards the data. A `SplitRecorder` for a `SplitVectorEnv`.
         streams: Random streams of environments and actions.
-        device: Device of the agent.
-        autocast: Act under bf16 autocast.
 
     Attributes:
         reset_due: Whether the next collection starts with a reset of the environments.
@@ -40,13 +36,10 @@ class Collector:
 
     def __init__(
         self,
-        agent: BaseAgent,
+        policy: ActingPolicy,
         envs: VectorEnv | SplitVectorEnv,
         recorder: TrajectoryRecorder | SplitRecorder | None,
         streams: RandomStreams,
-        *,
-        device: torch.device,
-        autocast: bool = False,
     ) -> None:
         self.envs = envs
         self.recorder = recorder
@@ -55,15 +48,19 @@ class Collector:
         self._rollout: Rollout | SplitRollout
         if isinstance(envs, SplitVectorEnv):
             assert recorder is None or isinstance(recorder, SplitRecorder)
-            self._rollout = SplitRollout(agent, envs, device=device, autocast=autocast, recorder=recorder)
+            self._rollout = SplitRollout(policy, envs, recorder=recorder)
         else:
             assert not isinstance(recorder, SplitRecorder)
-            self._rollout = Rollout(agent, envs, device=device, autocast=autocast, recorder=recorder)
+            self._rollout = Rollout(policy, envs, recorder=recorder)
 
     @property
     def hidden_state(self) -> Any:
         """Hidden state of the policy after the last step."""
         return self._rollout.hidden_state
+
+    @hidden_state.setter
+    def hidden_state(self, hidden_state: Any) -> None:
+        self._rollout.hidden_state = hidden_state
 
     @property
     def steps_by_env_name(self) -> dict[str, int]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import torch
-
-from amago.agent import BaseAgent
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv
 from amago.experiment.random_streams import RandomStreams
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.nets.specs import as_spec
 
 
@@ -20,19 +17,13 @@ class Evaluator:
     """Evaluates an agent on new episodes.
 
     Args:
-        agent: The agent.
+        policy: The agent.
         streams: Random streams of environments and actions.
-        device: Device of the agent.
-        autocast: Act under bf16 autocast.
     """
 
-    def __init__(
-        self, agent: BaseAgent, streams: RandomStreams, *, device: torch.device, autocast: bool = False
-    ) -> None:
-        self.agent = agent
+    def __init__(self, policy: ActingPolicy, streams: RandomStreams) -> None:
+        self._policy = policy
         self._streams = streams
-        self._device = device
-        self._autocast = autocast
 
     def evaluate(
         self,
@@ -65,7 +56,7 @@ class Evaluator:
         Returns:
             The final hidden state and the statistics of finished episodes.
         """
-        rollout = Rollout(self.agent, envs, device=self._device, autocast=self._autocast, recorder=recorder)
+        rollout = Rollout(self._policy, envs, recorder=recorder)
         with self._streams.evaluating(index):
             rollout.reset(seed=self._streams.eval_seed(index))
             if hidden_state is not None:

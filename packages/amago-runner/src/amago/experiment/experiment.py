@@ -8,6 +8,7 @@ override any public method.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import gin
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from amago.agent import BaseAgent, Batch
 from amago.distributed.processes import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
-from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
+from amago.envs.metrics import ReturnHistory, SpecialMetricHistory
 from amago.envs.vector import SplitVectorEnv, VectorEnv, make_split_vector_env, make_vector_env
 from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
 from amago.experiment.checkpointer import (
@@ -41,12 +43,13 @@ from amago.experiment.evaluator import (
 )
 from amago.experiment.learner import Learner, make_adamw
 from amago.experiment.random_streams import RandomStreams
+from amago.experiment.rollout import ActingPolicy
 from amago.experiment.run_json import write_config_text, write_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
-from amago.experiment.schedule import WarmupSchedule, is_due
+from amago.experiment.schedule import is_due
 from amago.loading import BatchLoader, DiskTrajDataset
 from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
-from amago.utils import amago_warning, gin_as_wandb_config
+from amago.utils import amago_warning, get_constant_schedule_with_warmup, gin_as_wandb_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -65,25 +68,23 @@ class Experiment(ExperimentConfig):
     attributes until `start()` creates everything. `learn()` then runs the epochs.
 
     Attributes:
-        policy: The agent.
         policy_aclr: The agent, wrapped for data-parallel training if there are several processes.
-        optimizer: The optimizer.
+        optimizer: The optimizer. It, `policy_aclr` and `lr_schedule` may be replaced in `init_model`.
+        lr_schedule: The learning-rate schedule.
         train_envs: The training environments; None if the run never collects.
-        val_envs: The validation environments.
+        val_envs: The validation environments; a single one if the run only learns.
         observation_space, rl2_space, action_space: Spaces of one actor; rl2s are previous reward and action.
         train_dloader: The loader of training batches.
         counters: Progress of the run.
-        processes: The data-parallel processes.
         started: Whether `start()` has been called.
     """
 
-    policy: BaseAgent
     policy_aclr: torch.nn.Module
     optimizer: Optimizer
+    lr_schedule: LRScheduler
     train_envs: VectorEnv | SplitVectorEnv | None
     val_envs: VectorEnv
     train_dloader: BatchLoader
-    processes: Processes
     learner: Learner
     evaluator: Evaluator
     collector: Collector | None
@@ -112,10 +113,9 @@ class Experiment(ExperimentConfig):
         if self.started:
             raise RuntimeError(f"the experiment {self.run_name!r} is already started")
         self.validate()
-        self.processes = Processes(make_accelerator())
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
-        resumed = Checkpointer(self.run_dir, self.run_name).find_resume_checkpoint() if self.resume else None
+        resumed = Checkpointer(self.run_dir, self.run_name).newest_epoch() if self.resume else None
         seed = self.processes.share(self._choose_seed(resumed))
         self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
         try:
@@ -123,10 +123,11 @@ class Experiment(ExperimentConfig):
             self.init_dloaders()
             self.init_envs()
             self.init_model()
+            self._compose()
             self.init_checkpoints()
             self.started = True
             if resumed is not None:
-                self.load_checkpoint_from_path(resumed)
+                self.load_checkpoint(resumed)
             self.init_logger()
         except BaseException:
             self.close()
@@ -166,10 +167,11 @@ class Experiment(ExperimentConfig):
     def init_envs(self) -> None:
         """Creates the validation environments and, if the run ever collects, the training environments.
 
-        All worker processes are forked here, before any thread is started.
+        All worker processes are forked here, before any thread is started. A run that only learns needs the spaces
+        of a single environment.
         """
-        self.val_envs = self._make_eval_envs(self.make_val_env)
-        self._closing.callback(self.val_envs.close)
+        self.val_envs = self._make_eval_envs(self.make_val_env, only_one=self._only_learns)
+        self._closing.callback(lambda: self.val_envs.close())
         self.train_envs = None
         if self.collects:
             self.train_envs = self._make_train_envs()
@@ -179,9 +181,11 @@ class Experiment(ExperimentConfig):
         self.observation_space: Any = envs.observation_space
         self.rl2_space: Any = envs.rl2_space
         self.action_space: Any = envs.action_space
+        assert self.dataset is not None
+        self.dataset.set_env_spaces(self.observation_space, self.rl2_space)
 
     def init_model(self) -> None:
-        """Creates the agent, its optimizer, and the learner, evaluator and collector that use it."""
+        """Creates the agent, its optimizer and the learning-rate schedule."""
         with self.streams.initializing():
             agent = self.agent_type(
                 obs_space=self.observation_space,
@@ -191,13 +195,17 @@ class Experiment(ExperimentConfig):
                 tstep_encoder_type=self.tstep_encoder_type,
                 traj_encoder_type=self.traj_encoder_type,
             )
-        self.policy = agent.to(self.DEVICE)
+        self.policy_aclr = self.processes.wrap(agent.to(self.DEVICE))
         self.optimizer = self.init_optimizer(self.policy)
+        self.lr_schedule = get_constant_schedule_with_warmup(self.optimizer, self.lr_warmup_steps)
+
+    def _compose(self) -> None:
+        """Creates the objects that learn, evaluate and collect with what `init_model` and `init_envs` made."""
         self.learner = Learner(
-            self.policy,
+            self.policy_aclr,
             self.optimizer,
             self.processes,
-            lr_warmup_steps=self.lr_warmup_steps,
+            lr_schedule=self.lr_schedule,
             grad_clip=self.grad_clip,
             batches_per_update=self.batches_per_update,
             autocast=self._autocast,
@@ -205,18 +213,12 @@ class Experiment(ExperimentConfig):
             max_nonfinite=self.max_nonfinite_updates,
             bad_batch_dir=self.run_dir / "nonfinite",
         )
-        self.policy_aclr = self.learner.model
-        self.evaluator = Evaluator(self.policy, self.streams, device=self.DEVICE, autocast=self._autocast)
+        acting = ActingPolicy(self.policy, device=self.DEVICE, autocast=self._autocast)
+        self.evaluator = Evaluator(acting, self.streams)
         self.collector = None
         if self.train_envs is not None:
-            self.collector = Collector(
-                self.policy,
-                self.train_envs,
-                make_training_recorder(self, self.train_envs, self.streams, self.processes),
-                self.streams,
-                device=self.DEVICE,
-                autocast=self._autocast,
-            )
+            recorder = make_training_recorder(self, self.train_envs, self.streams, self.processes)
+            self.collector = Collector(acting, self.train_envs, recorder, self.streams)
             self._closing.callback(self.collector.close)
 
     def init_optimizer(self, policy: BaseAgent) -> Optimizer:
@@ -290,23 +292,23 @@ class Experiment(ExperimentConfig):
             )
         if self.epoch > 0 and is_due(self.epoch, self.force_reset_train_envs_every):
             self.collector.reset_due = True
-        _, stats = self.interact(
+        _, (returns, specials) = self.interact(
             self.train_envs,
             self.train_timesteps_per_epoch,
             save_on_done=True,
             sample=self.sample_actions_train,
         )
-        totals = dict(self._env_steps_before_resume)
-        for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
-            for name, steps in steps_by_name.items():
-                totals[name] = totals.get(name, 0) + steps
-        self.counters.env_steps_by_name = totals
-        self._report("train", stats)
+        self._report("train", returns, specials)
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
-        _, stats = self.interact(self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val)
-        return self._report("val", stats)
+        if self.val_envs.num_envs < self.parallel_actors:
+            self.val_envs.close()
+            self.val_envs = self._make_eval_envs(self.make_val_env)
+        _, (returns, specials) = self.interact(
+            self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val
+        )
+        return self._report("val", returns, specials)
 
     def evaluate_test(
         self,
@@ -344,7 +346,7 @@ class Experiment(ExperimentConfig):
         envs = self._make_eval_envs(make_test_env)
         try:
             require_same_spaces(self, envs)
-            _, stats = self.interact(
+            _, (returns, specials) = self.interact(
                 envs,
                 timesteps,
                 render=render,
@@ -354,7 +356,7 @@ class Experiment(ExperimentConfig):
             )
         finally:
             envs.close()
-        metrics = self._report("test", stats)
+        metrics = self._report("test", returns, specials)
         if not metrics:
             amago_warning(
                 f"no episode finished within {timesteps} timesteps per actor, so there are no metrics: pass more "
@@ -373,7 +375,7 @@ class Experiment(ExperimentConfig):
         episodes: int | None = None,
         sample: bool = True,
         save_trajs_to: str | Path | None = None,
-    ) -> tuple[Any, EpisodeStats]:
+    ) -> tuple[Any, tuple[list[ReturnHistory], list[SpecialMetricHistory]]]:
         """Runs the policy in a vector environment; collection and evaluation go through this method.
 
         The training environments continue their episodes and always save their trajectories. All others are reset
@@ -390,7 +392,8 @@ class Experiment(ExperimentConfig):
             save_trajs_to: Another folder for the finished episodes.
 
         Returns:
-            The final hidden state and the statistics of finished episodes.
+            The final hidden state, and the arguments of `policy_metrics`: returns and special metrics of the
+            episodes that finished in this process.
         """
         section = "train" if envs is self.train_envs else "val" if envs is self.val_envs else "test"
         total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
@@ -406,7 +409,8 @@ class Experiment(ExperimentConfig):
         if section == "train":
             assert self.collector is not None
             stats = self.collector.collect(self.epoch, **options)
-            return self.collector.hidden_state, stats
+            self._count_env_steps()
+            return self.collector.hidden_state, histories_from_stats(stats)
         if isinstance(envs, SplitVectorEnv):
             raise TypeError("envs is a SplitVectorEnv, which only collection supports: pass a VectorEnv")
         index = self.epoch if section == "val" else self.streams.next_test()
@@ -417,7 +421,8 @@ class Experiment(ExperimentConfig):
             rng = self.streams.recorder()
             recorder = make_recorder(self, envs.num_envs, save_trajs_to, rng, whole_episodes=True)
         try:
-            return self.evaluator.evaluate(envs, index, recorder=recorder, **options)
+            final_state, stats = self.evaluator.evaluate(envs, index, recorder=recorder, **options)
+            return final_state, histories_from_stats(stats)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -481,7 +486,9 @@ class Experiment(ExperimentConfig):
                 "processes": all_processes,
                 "wandb_run_id": self.metric_logger.wandb_run_id,
             }
-            contents = TrainingState(self.policy.state_dict(), self.optimizer.state_dict(), state)
+            contents = TrainingState(
+                self.policy.state_dict(), self.optimizer.state_dict(), self.lr_schedule.state_dict(), state
+            )
             self.checkpointer.save(self.epoch, contents)
         self.processes.wait()
         self._notify("on_checkpoint", self.epoch)
@@ -544,9 +551,14 @@ class Experiment(ExperimentConfig):
         """Writes unfinished trajectories, stops workers and closes loggers; may be called more than once."""
         self._closing.close()
 
+    @functools.cached_property
+    def processes(self) -> Processes:
+        """The data-parallel processes."""
+        return Processes(make_accelerator())
+
     @property
     def DEVICE(self) -> torch.device:
-        """Device of the agent."""
+        """Device of the agent; known before `start()`."""
         return self.processes.device
 
     @property
@@ -555,9 +567,21 @@ class Experiment(ExperimentConfig):
         return self.processes.accelerator
 
     @property
+    def policy(self) -> BaseAgent:
+        """The agent."""
+        if isinstance(self.policy_aclr, BaseAgent):
+            return self.policy_aclr
+        agent: BaseAgent = self.processes.unwrap(self.policy_aclr)
+        return agent
+
+    @property
     def epoch(self) -> int:
-        """Current epoch, from 0."""
+        """Current epoch, from 0; a subclass with its own `learn` sets it."""
         return self.counters.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.counters.epoch = epoch
 
     @property
     def ckpt_dir(self) -> Path:
@@ -566,18 +590,22 @@ class Experiment(ExperimentConfig):
 
     @property
     def grad_update_counter(self) -> int:
-        """Number of optimizer steps so far."""
+        """Number of optimizer steps so far; a subclass with its own `train_step` sets it."""
         return self.counters.gradient_steps
 
-    @property
-    def lr_schedule(self) -> WarmupSchedule:
-        """The learning-rate schedule."""
-        return self.learner.lr_schedule
+    @grad_update_counter.setter
+    def grad_update_counter(self, updates: int) -> None:
+        self.learner.gradient_steps = self.counters.gradient_steps = updates
 
     @property
     def hidden_state(self) -> Any:
         """Hidden state of the policy in the training environments."""
         return None if self.collector is None else self.collector.hidden_state
+
+    @hidden_state.setter
+    def hidden_state(self, hidden_state: Any) -> None:
+        if self.collector is not None:
+            self.collector.hidden_state = hidden_state
 
     @property
     def _autocast(self) -> bool:
@@ -586,15 +614,24 @@ class Experiment(ExperimentConfig):
     def _make_train_envs(self) -> VectorEnv | SplitVectorEnv:
         options = self._env_options(role="env")
         options["exploration_wrapper_type"] = self.exploration_wrapper_type
+        makers = self.env_makers(self.make_train_env)
         if self.double_buffer:
-            return make_split_vector_env(self.env_makers(self.make_train_env), **options)
-        return self._checked_rows(
-            make_vector_env(self.env_makers(self.make_train_env), env_mode=self.env_mode, **options)
-        )
+            split = make_split_vector_env(makers, **options)
+            self._check_rows(split)
+            return split
+        envs = make_vector_env(makers, env_mode=self.env_mode, **options)
+        self._check_rows(envs)
+        return envs
 
-    def _make_eval_envs(self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]]) -> VectorEnv:
+    def _make_eval_envs(
+        self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]], *, only_one: bool = False
+    ) -> VectorEnv:
         options = self._env_options(role="eval")
-        return self._checked_rows(make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options))
+        if only_one:
+            return make_vector_env(self.env_makers(makers)[:1], env_mode=self.env_mode, **options)
+        envs = make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options)
+        self._check_rows(envs)
+        return envs
 
     def _env_options(self, role: str) -> dict[str, Any]:
         return {
@@ -606,16 +643,28 @@ class Experiment(ExperimentConfig):
             "env_timeout": self.env_timeout,
         }
 
-    def _checked_rows(self, envs: VectorEnv) -> VectorEnv:
-        """The environments, if they have `parallel_actors` rows."""
-        if envs.num_envs != self.parallel_actors:
-            rows = envs.num_envs
-            envs.close()
+    def _check_rows(self, envs: VectorEnv | SplitVectorEnv) -> None:
+        """Closes the environments and raises a ValueError unless they have `parallel_actors` rows."""
+        actors, rows = self.parallel_actors, envs.num_envs
+        if rows == actors:
+            return
+        envs.close()
+        if self.env_mode != "already_vectorized":
             raise ValueError(
-                f"parallel_actors is {self.parallel_actors}, but the environments have {rows} rows: set "
-                f"parallel_actors={rows}, or change batched_envs of the AMAGOEnv"
+                f"env_mode={self.env_mode!r} steps parallel_actors={actors} environments of one row each, but "
+                f"theirs step {rows} rows together: for one environment that steps a batch by itself use "
+                "env_mode='already_vectorized' and parallel_actors = batched_envs of its AMAGOEnv"
             )
-        return envs
+        if rows == 1:
+            raise ValueError(
+                f"env_mode='already_vectorized' is for one environment that steps parallel_actors={actors} rows "
+                "by itself, but this one steps a single row: use env_mode='sync' or 'async', or set batched_envs "
+                "of its AMAGOEnv if it does step a batch"
+            )
+        raise ValueError(
+            f"parallel_actors is {actors}, but the environment steps {rows} rows: set parallel_actors={rows}, or "
+            "change batched_envs of the AMAGOEnv"
+        )
 
     def _end_collection(self) -> None:
         """Lets the dataset delete old data after every process has written its trajectories."""
@@ -664,16 +713,29 @@ class Experiment(ExperimentConfig):
         self.counters.gradient_steps = self.learner.gradient_steps
         self.counters.skipped_updates = self.learner.skipped_updates
 
-    def _report(self, section: str, stats: EpisodeStats) -> dict[str, float]:
+    def _report(
+        self, section: str, returns: list[ReturnHistory], specials: list[SpecialMetricHistory]
+    ) -> dict[str, float]:
         """Logs the metrics of the episodes that finished in all processes, if there are any."""
-        merged = EpisodeStats()
-        for each in self.processes.gather(stats):
-            merged.merge(each)
+        all_processes = self.processes.gather((returns, specials))
+        merged = stats_from_histories(
+            [history for each, _ in all_processes for history in each],
+            [history for _, each in all_processes for history in each],
+        )
         metrics = self.policy_metrics(*histories_from_stats(merged))
         self._notify("on_rollout_end", section, metrics)
         if metrics:
             self.log(metrics, section)
         return metrics
+
+    def _count_env_steps(self) -> None:
+        """Adds up the collected timesteps of all processes by environment name."""
+        assert self.collector is not None
+        totals = dict(self._env_steps_before_resume)
+        for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
+            for name, steps in steps_by_name.items():
+                totals[name] = totals.get(name, 0) + steps
+        self.counters.env_steps_by_name = totals
 
     def _progress(self, section: str) -> Callable[[int], None]:
         """The function that a rollout calls after every step: counts timesteps and notifies callbacks."""
@@ -689,10 +751,11 @@ class Experiment(ExperimentConfig):
 
         return progress
 
-    def _choose_seed(self, resumed: Path | None) -> int:
+    def _choose_seed(self, resumed: int | None) -> int:
         if resumed is None:
             return RandomStreams(self.seed, 0, self.DEVICE).seed
-        saved: int = read_state(resumed)["seed"]
+        folder = Checkpointer(self.run_dir, self.run_name).training_state(resumed)
+        saved: int = read_state(folder)["seed"]
         if self.seed is not None and self.seed != saved:
             raise ValueError(
                 f"seed is {self.seed}, but the run to resume has seed {saved}: use that, or None"
@@ -705,6 +768,7 @@ class Experiment(ExperimentConfig):
         state = saved.state
         load_saved_policy(self.policy, saved.policy, "the training state")
         self.optimizer.load_state_dict(saved.optimizer)
+        self.lr_schedule.load_state_dict(saved.lr_schedule)
         self.counters = Counters(**state["counters"])
         self.counters.epoch += 1
         self.learner.gradient_steps = self.counters.gradient_steps
@@ -728,8 +792,12 @@ class Experiment(ExperimentConfig):
         self.policy.on_checkpoint_loaded(is_resume=True)
 
     def _saves_policy(self) -> bool:
-        """Whether this process owns run.json and checkpoints; False for collectors."""
-        return self.always_save_latest or self.ckpt_interval is not None
+        """Whether this run owns run.json and checkpoints; False for collectors and runs of no epoch."""
+        return self.epochs > 0 and (self.always_save_latest or self.ckpt_interval is not None)
+
+    @property
+    def _only_learns(self) -> bool:
+        return not self.collects and self.val_interval is None and self.start_learning_at_epoch < self.epochs
 
     def _notify(self, hook: str, *details: Any) -> None:
         for callback in self._all_callbacks():

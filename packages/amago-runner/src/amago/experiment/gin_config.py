@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -152,8 +154,19 @@ def import_path(target: Any) -> str:
     return f"{module}:{name}"
 
 
+def add_working_folder_to_path() -> None:
+    """Makes modules of the working folder importable, after all others.
+
+    Python does so by itself only for `python -m` and for scripts that lie there, and not for console scripts.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+
+
 def resolve(path: str) -> Any:
-    """The class or function of an import path."""
+    """The class or function of an import path; its module may lie in the working folder."""
+    add_working_folder_to_path()
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), import_module(module))
 
@@ -177,7 +190,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if isinstance(value, gin.config.ConfigurableReference):
-        return {"gin": repr(value)}
+        return {"gin": [import_path(value.configurable.wrapper), repr(value)]}
     if isinstance(value, functools.partial):
         arguments = [encode(arg) for arg in value.args]
         return {"partial": [import_path(value.func), arguments, encode(dict(value.keywords))]}
@@ -185,7 +198,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Inverse of `encode`. Configurables that a gin reference names must be imported.
+    """Inverse of `encode`.
 
     Raises:
         ValueError: a kind that `encode` does not write.
@@ -207,7 +220,9 @@ def decode(value: Any) -> Any:
     if kind == "import":
         return resolve(content)
     if kind == "gin":
-        return gin.config.parse_value(content)
+        path, text = content
+        resolve(path)  # which registers the configurable that the text names
+        return gin.config.parse_value(text)
     raise ValueError(f"unknown kind of value {kind!r}: written by a newer version?")
 
 

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from amago.agent import BaseAgent, Batch
 from amago.distributed.processes import Processes
-from amago.experiment.schedule import WarmupSchedule
 from amago.kernels.memory import keep_freed_memory
 from amago.nets.specs import as_obs_spec
 from amago.utils import amago_warning
@@ -61,10 +61,10 @@ class Learner:
     """Trains an agent on batches.
 
     Args:
-        agent: Agent to train, in place; `agent(batch, log_step=...)` returns the loss.
+        model: Agent to train, in place, wrapped by `processes.wrap`; called with a batch it returns the loss.
         optimizer: Optimizer of the agent's trainable parameters.
         processes: Data-parallel processes.
-        lr_warmup_steps: Updates over which the learning rate rises from 0.
+        lr_schedule: Learning-rate schedule of the optimizer; it takes a step after every optimizer step.
         grad_clip: Maximum norm of the gradient.
         batches_per_update: Batches whose mean gradient makes one optimizer step.
         autocast: Compute the loss under bf16 autocast.
@@ -73,19 +73,18 @@ class Learner:
         bad_batch_dir: Folder for the batches of the last of them.
 
     Attributes:
-        model: The agent, wrapped for data-parallel training if there are several processes.
-        lr_schedule: Learning-rate schedule.
+        agent: The agent without the wrappers.
         gradient_steps: Optimizer steps so far, including skipped ones.
         skipped_updates: Skipped optimizer steps so far.
     """
 
     def __init__(
         self,
-        agent: BaseAgent,
+        model: nn.Module,
         optimizer: Optimizer,
         processes: Processes,
         *,
-        lr_warmup_steps: int,
+        lr_schedule: LRScheduler,
         grad_clip: float,
         batches_per_update: int,
         autocast: bool,
@@ -93,15 +92,15 @@ class Learner:
         max_nonfinite: int,
         bad_batch_dir: Path,
     ) -> None:
-        self.agent = agent
+        self.model = model
+        self.agent: BaseAgent = processes.unwrap(model)
         self.optimizer = optimizer
-        self.lr_schedule = WarmupSchedule(optimizer, lr_warmup_steps)
+        self.lr_schedule = lr_schedule
         self.gradient_steps = 0
         self.skipped_updates = 0
         if processes.device.type == "cpu":
             # Each update allocates and frees buffers of the same sizes.
             keep_freed_memory()
-        self.model = processes.wrap(agent)
         # Logged batches run uncompiled: their diagnostics would need a second compiled graph.
         self._quick_model: Callable[..., Tensor] = torch.compile(self.model) if compile_loss else self.model
         self._processes = processes
@@ -110,7 +109,7 @@ class Learner:
         self._autocast = autocast
         self._max_nonfinite = max_nonfinite
         self._bad_batch_dir = bad_batch_dir
-        self._parameters = list(agent.trainable_params)
+        self._parameters = list(self.agent.trainable_params)
         self._accumulated: list[Batch] = []
         self._finite: Tensor | None = None
         self._pending: deque[_PendingCheck] = deque()
@@ -175,7 +174,7 @@ class Learner:
         norms = self.agent.get_grad_norms() if log_step else {}
         norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
         nonfinite = self._processes.any(~(self._finite & torch.isfinite(norm)))
-        self.lr_schedule.apply(self.gradient_steps)
+        learning_rate = self.lr_schedule.get_last_lr()[0]
         self._step_unless(nonfinite)
         self.optimizer.zero_grad(set_to_none=True)
         self.gradient_steps += 1
@@ -184,7 +183,7 @@ class Learner:
         if not log_step:
             return {}
         return {
-            "Learning Rate": self.lr_schedule.get_last_lr()[0],
+            "Learning Rate": learning_rate,
             "Grad Norm": norm.detach(),
             "Skipped Updates": self.skipped_updates,
             **norms,
@@ -194,11 +193,11 @@ class Learner:
         if nonfinite.device.type == "cuda" and all(bool(g.get("fused")) for g in self.optimizer.param_groups):
             # Fused optimizers read this flag on the device and then leave weights and moments unchanged.
             self.optimizer.found_inf = nonfinite.to(torch.float32)  # type: ignore[attr-defined]
-            self.optimizer.step()
-            self.agent.soft_sync_targets()
-        elif not bool(nonfinite):
-            self.optimizer.step()
-            self.agent.soft_sync_targets()
+        elif bool(nonfinite):
+            return
+        self.optimizer.step()
+        self.lr_schedule.step()
+        self.agent.soft_sync_targets()
 
     def _add_check(self, nonfinite: Tensor, batches: list[Batch]) -> None:
         """Queues the check of an update and handles those whose flag has arrived."""

@@ -26,14 +26,41 @@ from amago.envs.vector import PolicyInput, VectorEnv
 from amago.experiment.episode_stats import RolloutLimits, RunningEpisodes
 
 
+class ActingPolicy:
+    """An agent as it acts in rollouts: by a compiled actor where it can be compiled, else by its modules.
+
+    Rollouts of one agent share it, so that an agent which cannot be compiled is tried only once.
+
+    Args:
+        agent: the agent.
+        device: device of the agent; it is compiled on a CPU only.
+        autocast: act in bf16 autocast, with the modules.
+    """
+
+    def __init__(self, agent: BaseAgent, *, device: torch.device, autocast: bool = False) -> None:
+        self.agent = agent
+        self.device = device
+        self.autocast = autocast
+        self._can_compile = device.type == "cpu" and not autocast
+        self._compiled: Any = None
+
+    def refreshed(self) -> Any:
+        """What has the `get_actions` to call in this run, with the agent's current weights.
+
+        The agent must be in eval mode.
+        """
+        if self._can_compile and (self._compiled is None or not self._compiled.refresh()):
+            self._compiled = compile_actor(self.agent)
+            self._can_compile = self._compiled is not None
+        return self.agent if self._compiled is None else self._compiled
+
+
 class Rollout:
     """Steps an agent in a vector environment; episodes and hidden state carry over from one `run` to the next.
 
     Args:
-        agent: acts; it is in eval mode during a run.
+        policy: the agent that acts; it is in eval mode during a run.
         vector_env: N environments.
-        device: device of the agent.
-        autocast: act in bf16 autocast.
         recorder: receives every step, to write trajectories.
         stats: receives finished episodes; replace the attribute to start new statistics.
 
@@ -45,24 +72,23 @@ class Rollout:
 
     def __init__(
         self,
-        agent: BaseAgent,
+        policy: ActingPolicy,
         vector_env: VectorEnv,
         *,
-        device: torch.device,
-        autocast: bool = False,
         recorder: TrajectoryRecorder | None = None,
         stats: EpisodeStats | None = None,
     ) -> None:
-        self.agent = agent
+        self.agent = policy.agent
         self.vector_env = vector_env
         self.recorder = recorder
         self.stats = EpisodeStats() if stats is None else stats
         self.inputs: PolicyInput | None = None
         self.hidden_state: Any = None
         self.steps_by_env_name: dict[str, int] = {}
-        self._device = device
-        self._autocast = autocast
-        self._compiled: Any = None
+        self._policy = policy
+        self._device = policy.device
+        self._autocast = policy.autocast
+        self._actor: Any = None  # has the `get_actions` of the current run
         self._running = RunningEpisodes(vector_env.num_envs)
         self._counts = StepCounts(self.steps_by_env_name)
         self._viewed: PolicyInput | None = None
@@ -143,9 +169,7 @@ class Rollout:
         was_training = self.agent.training
         self.agent.eval()
         try:
-            if self._compiled is None or not self._compiled.refresh():
-                can_compile = self._device.type == "cpu" and not self._autocast
-                self._compiled = compile_actor(self.agent) if can_compile else None
+            self._actor = self._policy.refreshed()
             yield
         finally:
             self.agent.train(was_training)
@@ -197,7 +221,6 @@ class Rollout:
 
     def _get_actions(self, sample: bool) -> Tensor:
         """Actions (N, 1, ...) for `inputs`, as sequences of length one; replaces the hidden state."""
-        actor = self.agent if self._compiled is None else self._compiled
         obs, rl2s, time_idxs = self._input_tensors()
         if self._device.type != "cpu":
             obs = {key: value.to(self._device, non_blocking=True) for key, value in obs.items()}
@@ -205,7 +228,7 @@ class Rollout:
             time_idxs = time_idxs.to(self._device, non_blocking=True)
         actions: Tensor
         with torch.inference_mode(), self._precision():
-            actions, self.hidden_state = actor.get_actions(
+            actions, self.hidden_state = self._actor.get_actions(
                 obs=obs, rl2s=rl2s, time_idxs=time_idxs, hidden_state=self.hidden_state, sample=sample
             )
         return actions

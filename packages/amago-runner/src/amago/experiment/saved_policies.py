@@ -17,6 +17,9 @@ from torch import Tensor, nn
 # Keys of larger checkpoints that hold the state dict, and what DataParallel and torch.compile put before names.
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "policy", "agent")
 _PREFIXES = ("module.", "_orig_mod.")
+_EXTRA_STATE = (
+    "_extra_state"  # end of the names of what `Module.get_extra_state` returns, which may be no tensor
+)
 
 
 def read_tensors(path: Path, device: torch.device | str) -> Any:
@@ -40,7 +43,7 @@ def read_tensors(path: Path, device: torch.device | str) -> Any:
         ) from error
 
 
-def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """The state dict in a file, without wrappers around it and prefixes of its names.
 
     Raises:
@@ -51,7 +54,9 @@ def read_saved_policy(path: Path, device: torch.device | str = "cpu") -> dict[st
     for _ in _STATE_DICT_KEYS:
         key = next((key for key in _STATE_DICT_KEYS if _has_mapping(content, key)), None)
         content = content if key is None else content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(value, Tensor) or str(name).endswith(_EXTRA_STATE) for name, value in content.items()
+    ):
         found = f"the keys {list(content)[:5]}" if isinstance(content, Mapping) else type(content).__name__
         raise ValueError(f"{path} holds no state dict, a dictionary of tensors by name, but {found}")
     weights = {str(name): value for name, value in content.items()}
@@ -64,7 +69,7 @@ def _has_mapping(content: Any, key: str) -> bool:
     return isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
 
 
-def load_saved_policy(agent: nn.Module, weights: Mapping[str, Tensor], source: object) -> None:
+def load_saved_policy(agent: nn.Module, weights: Mapping[str, Any], source: object) -> None:
     """Loads `weights` into `agent`.
 
     Args:

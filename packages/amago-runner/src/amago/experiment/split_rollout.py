@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from amago.agent import BaseAgent
 from amago.envs.interrupts import defer_interrupts
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import SplitRecorder, TrajectoryWriteError
 from amago.envs.vector import PolicyInput, SplitVectorEnv
 from amago.experiment.episode_stats import RolloutLimits
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 
 
 class SplitRollout:
@@ -32,11 +30,9 @@ class SplitRollout:
 
     def __init__(
         self,
-        agent: BaseAgent,
+        policy: ActingPolicy,
         vector_env: SplitVectorEnv,
         *,
-        device: torch.device,
-        autocast: bool = False,
         recorder: SplitRecorder | None = None,
         stats: EpisodeStats | None = None,
     ) -> None:
@@ -44,7 +40,7 @@ class SplitRollout:
         self.recorder = recorder
         recorders = (None, None) if recorder is None else recorder.halves
         self.halves = tuple(
-            Rollout(agent, env, device=device, autocast=autocast, recorder=half_recorder)
+            Rollout(policy, env, recorder=half_recorder)
             for env, half_recorder in zip(vector_env.halves, recorders, strict=True)
         )
         self.stats = EpisodeStats() if stats is None else stats

@@ -81,6 +81,10 @@ class RLDataset(Dataset[RLData], ABC):
             has_edit_rights=experiment.has_dset_edit_rights,
         )
 
+    def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
+        """Called when the environments exist, with the spaces of one actor; datasets of files recognise theirs."""
+        return
+
     def check_configured(self) -> None:
         """Raises RuntimeError if `configure` has not been called."""
         if self.items_per_epoch is None or self.max_seq_len is None:
@@ -111,7 +115,11 @@ class RLDataset(Dataset[RLData], ABC):
         return True
 
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
-        """Called once per epoch, between collection and learning; returns metrics to log by name."""
+        """Called once per epoch, between collection and learning; returns metrics to log by name.
+
+        A class that changes what it samples here also defines `worker_state`; without it, loader workers are
+        started anew in every epoch.
+        """
         return {}
 
     def delete(self) -> None:
@@ -134,6 +142,10 @@ class RLDataset(Dataset[RLData], ABC):
         self.check_configured()
         assert self.max_seq_len is not None
         return self.sample_random_trajectory().random_slice(self.max_seq_len, self.padded_sampling, self.rng)
+
+    def __bool__(self) -> bool:
+        """True, also before `configure`, when the number of samples is not known."""
+        return True
 
     def __len__(self) -> int:
         """Samples per epoch."""

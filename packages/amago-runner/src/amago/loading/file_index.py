@@ -89,26 +89,29 @@ class FileIndex:
 
     def _list(self, name: str, before: list[TrajFile], *, any_name: bool) -> list[TrajFile]:
         folder = str(self.buffer / name)
-        known = {(file.name, file.inode): file for file in before}
+        known = {file.name: file for file in before}
         files: list[TrajFile] = []
+        is_new = False
         try:
-            entries = {(entry.name, entry.inode()): _is_file(entry) for entry in os.scandir(folder)}
+            entries = list(os.scandir(folder))
         except FileNotFoundError:
             return []
-        if entries.keys() == known.keys():
-            return before
-        for name_and_inode, is_file in entries.items():
-            file = known.get(name_and_inode)
-            if file is None:
-                name, inode = name_and_inode
-                if name.startswith(".") or (f"{folder}/{name}", inode) in self._skipped:
+        for entry in entries:
+            file = known.get(entry.name)
+            if file is None or file.inode != entry.inode():
+                if entry.name.startswith(".") or (entry.path, entry.inode()) in self._skipped:
                     continue  # still being written, or unusable
-                file = _parse(folder, name, inode, any_name=any_name) if is_file else None
+                file = (
+                    _parse(folder, entry.name, entry.inode(), any_name=any_name) if _is_file(entry) else None
+                )
                 if file is None:
                     reason = "it is not named like a trajectory file, or is not a file"
-                    self._quarantine(folder, name, inode, reason)
+                    self._quarantine(folder, entry.name, entry.inode(), reason)
                     continue
+                is_new = True
             files.append(file)
+        if not is_new and len(files) == len(before):
+            return before
         files.sort()
         return files
 

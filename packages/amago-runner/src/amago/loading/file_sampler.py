@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +32,9 @@ KEPT_HEADERS = 1 << 12
 
 MAX_SCHEMA_MISMATCHES = 16
 """Files with other arrays that are quarantined before training stops: more are not an accident."""
+
+REFERENCE_CANDIDATES = 4 * MAX_SCHEMA_MISMATCHES
+"""Readable files among which the reference file is chosen."""
 
 FILE_ERRORS = (CorruptTrajectoryError, FileNotFoundError, PermissionError, IsADirectoryError)
 """Errors that concern a single file; any other error, e.g. too many open files, stops training."""
@@ -81,7 +85,8 @@ class FileSampler:
 
     A file that another process deleted is skipped. A file that is damaged, or whose arrays differ from those
     of the reference file, goes to the quarantine. In both cases another file is drawn. The reference is the
-    newest file of `fifo`, which fits the environment; else the first readable file.
+    newest file of `fifo`, or else the first of `protected`, that holds arrays of the shapes that the environment
+    writes; without `set_expected_shapes`, or if there is no such file, the newest readable one.
 
     Args:
         index: the files.
@@ -96,6 +101,7 @@ class FileSampler:
         self._headers: dict[TrajFile, TrajectoryHeader] = {}
         self._lengths: dict[TrajFile, int] = {}
         self._reference: tuple[str, Schema] | None = None
+        self._expected_shapes: dict[str, tuple[int, ...]] = {}
         self._mismatches = 0
         self._cumulative: NDArray[np.float64] | None = None
         self._weighed: list[TrajFile] | None = None  # the list that `_cumulative` belongs to
@@ -182,16 +188,34 @@ class FileSampler:
     def reference(self) -> tuple[str, Schema] | None:
         """Path and schema of the file that all others must match; None if no file can be read."""
         if self._reference is None:
-            newest_first = sorted(self.index.fifo, key=lambda file: file.unix_time, reverse=True)
-            for file in newest_first + self.index.protected:
-                with contextlib.suppress(CorruptTrajectoryError, OSError):  # handled when the file is drawn
-                    self._reference = file.path, _schema(read_header(file.path))
+            for file, header in itertools.islice(self._readable(), REFERENCE_CANDIDATES):
+                fits = self._fits(header)
+                if fits or self._reference is None:
+                    self._reference = file.path, _schema(header)
+                if fits:
                     break
         return self._reference
+
+    def set_expected_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Sets the row shapes of the arrays that the environment writes, by name; files may hold more arrays."""
+        self._expected_shapes = dict(shapes)
+        self._reference = None
+        self._headers.clear()
 
     def set_reference(self, reference: tuple[str, Schema] | None) -> None:
         """Takes over the reference file of another process."""
         self._reference = reference
+
+    def _readable(self) -> Iterator[tuple[TrajFile, TrajectoryHeader]]:
+        """Files with their headers, the newest of `fifo` first."""
+        newest_first = sorted(self.index.fifo, key=lambda file: file.unix_time, reverse=True)
+        for file in newest_first + self.index.protected:
+            with contextlib.suppress(CorruptTrajectoryError, OSError):  # handled when the file is drawn
+                yield file, read_header(file.path)
+
+    def _fits(self, header: TrajectoryHeader) -> bool:
+        shapes = {name: shape for name, (shape, _) in header.schema.items()}
+        return all(shapes.get(name) == shape for name, shape in self._expected_shapes.items())
 
     def _choose(self, rng: np.random.Generator) -> TrajFile | None:
         while self._weighed is not self.index.files:  # weighing may remove unreadable files

@@ -17,6 +17,7 @@ from amago.agent.batch import Batch
 from amago.kernels.memory import keep_freed_memory
 from amago.loading.collate import RLData_pad_collate
 from amago.loading.dataset import RLDataset
+from amago.utils import amago_warning
 
 WORKER_TIMEOUT = 600.0
 """Seconds to wait for a batch of a loader worker before training stops with an error."""
@@ -82,18 +83,34 @@ class BatchLoader:
                 f"{batches_per_epoch} batches of {batch_size} need {batch_size * batches_per_epoch} items per "
                 f"epoch, but {dataset.dset_name} is configured for {len(dataset)}"
             )
+        if workers and not dataset.workers_can_persist:
+            amago_warning(
+                f"{type(dataset).__name__} overrides on_end_of_collection without worker_state: the {workers} "
+                "loader workers are started anew in every epoch, so that they see its changes. Define "
+                "worker_state and load_worker_state to keep them."
+            )
         dataset.seed_sampling(seed, rank)
         self.dataset = dataset
         self.workers, self.mp_context = workers, mp_context
         self.device = torch.device(device)
+        self._next_epoch = 0
         self.batch_size, self.batches_per_epoch = batch_size, batches_per_epoch
         self._keys: list[BatchKey] = []
         self._batches = _Batches(dataset, batch_size)
         self._loader: DataLoader[Batch] | None = None
         self._visits = 0
 
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return self.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the epoch after the last one, from 0."""
+        return self.epoch(self._next_epoch)
+
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yields the batches of `epoch` on the device. An epoch may be abandoned before its end."""
+        self._next_epoch = epoch + 1
         if self.workers and not self.dataset.workers_can_persist:
             self.close()
         self.dataset.set_epoch(epoch)

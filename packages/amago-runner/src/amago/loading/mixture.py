@@ -93,6 +93,11 @@ class MixtureOfDatasets(RLDataset):
             dataset.configure_from_experiment(experiment)
         self._start()
 
+    def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
+        """Tells every member the spaces of the environments."""
+        for dataset in self.datasets:
+            dataset.set_env_spaces(observation_space, rl2_space)
+
     def seed_sampling(self, seed: int | None, rank: int = 0) -> None:
         """Sets the seed and rank of the mixture and its members."""
         super().seed_sampling(seed, rank)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.dataset import RLDataset
 from amago.loading.deferred_deletion import DeferredDeletion
 from amago.loading.file_index import FileIndex, TrajFile
@@ -107,6 +108,11 @@ class DiskTrajDataset(RLDataset):
                 f"dset_min_size is {dset_min_size}, but fifo holds at most {dset_max_size} files and protected "
                 f"{protected}, so training never begins. Set it to at most dset_max_size."
             )
+        if self._samples_its_own:
+            amago_warning(
+                f"{type(self).__name__} overrides sample_random_trajectory: every sample reads a whole file, not "
+                "only its window, which is slower for long trajectories; the samples are the same"
+            )
 
     def configure(
         self, items_per_epoch: int, max_seq_len: int, padded_sampling: str, has_edit_rights: bool
@@ -114,6 +120,15 @@ class DiskTrajDataset(RLDataset):
         """As `RLDataset.configure`; with edit rights, unusable files are moved to the quarantine."""
         super().configure(items_per_epoch, max_seq_len, padded_sampling, has_edit_rights)
         self.index.may_move = bool(has_edit_rights)
+
+    def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
+        """Files that hold the observations and actions of these spaces are the ones that others must match."""
+        self._sampler.set_expected_shapes(
+            {
+                **{OBS_KEY_PREFIX + key: space.shape for key, space in observation_space.items()},
+                "rl2s": rl2_space.shape,
+            }
+        )
 
     @property
     def save_new_trajs_to(self) -> Path | None:
@@ -207,12 +222,11 @@ class DiskTrajDataset(RLDataset):
                 raise TypeError(
                     f"{type(self.relabeler).__name__}.relabel must return the trajectory, not None"
                 )
-        return RLData.from_trajectory(traj)
+        return RLData(traj)
 
     def sample_random_slice(self) -> RLData:
         """A random window of a random file. Without a relabeler its arrays may be read-only views."""
-        is_customised = type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
-        if is_customised or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler):
+        if self._samples_its_own or not (self.relabeler is None or type(self.relabeler) is NoOpRelabeler):
             return super().sample_random_slice()
         self.check_configured()
         assert self.max_seq_len is not None
@@ -220,6 +234,10 @@ class DiskTrajDataset(RLDataset):
         return self._sampler.draw(
             lambda file: self._sampler.read_window(file, length, padded_sampling, rng), rng
         )
+
+    @property
+    def _samples_its_own(self) -> bool:
+        return type(self).sample_random_trajectory is not DiskTrajDataset.sample_random_trajectory
 
     def worker_state(self) -> tuple[str, Schema] | None:
         """Path and schema of the file that all others must match."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.hindsight import FrozenTraj
+from amago.hindsight import FrozenTraj, Trajectory
 from amago.hindsight.trajectory import FIELD_DTYPES, OBS_KEY_PREFIX
 
 Array = NDArray[Any]
@@ -62,7 +62,7 @@ class RLData:
     """A trajectory of T transitions and T+1 timesteps.
 
     Args:
-        obs: arrays of the observation by key, (T+1, ...).
+        obs: arrays of the observation by key, (T+1, ...); or a whole `FrozenTraj` or `Trajectory`, alone.
         rews: (T, 1) float32.
         dones: (T, 1) bool, True where the environment terminated.
         actions: (T, A) float32, the representation of the actions that were executed.
@@ -78,13 +78,22 @@ class RLData:
 
     def __init__(
         self,
-        obs: Mapping[str, Any],
-        rews: Any,
-        dones: Any,
-        actions: Any,
-        time_idxs: Any,
-        rl2s: Any | None = None,
+        obs: Mapping[str, Any] | FrozenTraj | Trajectory,
+        rews: Any = None,
+        dones: Any = None,
+        actions: Any = None,
+        time_idxs: Any = None,
+        rl2s: Any = None,
     ) -> None:
+        if isinstance(obs, Trajectory):
+            obs = obs.freeze()
+        if isinstance(obs, FrozenTraj):
+            traj = obs
+            obs, rews, dones, actions = traj.obs, traj.rews, traj.dones, traj.actions
+            time_idxs, rl2s = traj.time_idxs, traj.rl2s
+        given = {"rews": rews, "dones": dones, "actions": actions, "time_idxs": time_idxs}
+        if missing := [name for name, value in given.items() if value is None]:
+            raise TypeError(f"RLData is missing the arguments {', '.join(missing)}")
         self.rews: Array = _rows("rews", rews, np.float32)
         self.dones: Array = _rows("dones", dones, np.bool_)
         self.actions: Array = _rows("actions", actions, np.float32)
@@ -122,11 +131,6 @@ class RLData:
         for name in FIELD_DTYPES:
             setattr(data, name, arrays[name])
         return data
-
-    @classmethod
-    def from_trajectory(cls, traj: FrozenTraj) -> RLData:
-        """The whole of `traj`, with checks."""
-        return cls(traj.obs, traj.rews, traj.dones, traj.actions, traj.time_idxs, traj.rl2s)
 
     def __len__(self) -> int:
         """T, the number of transitions."""

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 Number = Any
 """A float, or any value that `float()` accepts: an int, a NumPy scalar, a tensor with one element."""
 
@@ -65,7 +67,7 @@ def _as_floats(numbers: Mapping[str, Number]) -> dict[str, float]:
     floats: dict[str, float] = {}
     for name, value in numbers.items():
         try:
-            floats[name] = float(value)
+            floats[name] = float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"metric {name!r} must be a single number, not {value!r}") from error
     return floats
