@@ -38,11 +38,18 @@ def module_exists(module: str) -> bool:
         return False
 
 
+def has_name(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ImportError as error:  # computed from an optional package that is not installed
+        return "pip install" in str(error)
+
+
 def missing_names() -> list[str]:
     """What the list has and we have not: a module by its own name, anything else with its module in front."""
     missing = {module for module in API if not module_exists(module)}
     for module, name in listed_names():
-        if module not in missing and not hasattr(importlib.import_module(module), name):
+        if module not in missing and not has_name(module, name):
             missing.add(f"{module}.{name}")
     return sorted(missing)
 

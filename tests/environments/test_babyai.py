@@ -211,6 +211,26 @@ def test_environments_are_built_when_their_task_is_drawn_and_kept():
     assert env._env is inner
 
 
+def test_a_subclass_may_add_to_the_observation_and_wrap_the_environment():
+    class SeesCarrying(MultitaskMetaBabyAI):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.observation_space["carrying"] = gym.spaces.Box(0, 1, (1,), np.float32)
+
+        def sample_new_env(self, env_name):
+            return gym.wrappers.TransformReward(super().sample_new_env(env_name), lambda reward: 10 * reward)
+
+        def create_observation(self, raw_obs):
+            carrying = self._env.unwrapped.carrying is not None
+            return {**super().create_observation(raw_obs), "carrying": np.array([carrying], np.float32)}
+
+    env = SeesCarrying(["BabyAI-GoToObj-v0"])
+    observation, _ = env.reset(seed=0)
+    assert observation["carrying"] == 0
+    assert solve(env)[-1][1] > 1
+    assert AMAGOEnv(env).reset(seed=0)[0].obs["carrying"].shape == (1, 1)
+
+
 def test_rejected_levels_are_not_printed(capsys):
     env = MultitaskMetaBabyAI(["GoTo-v0", "Pickup-v0", "Open-v0"])
     for seed in range(30):

@@ -78,6 +78,7 @@ def test_without_a_generator_mazes_differ():
     assert (random_maze(21, 21) != random_maze(21, 21)).any()
 
 
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m.*imum value is")
 @pytest.mark.parametrize("kwargs", [{}, {"goal_in_obs": False, "randomized_action_space": True}])
 def test_it_is_a_valid_gymnasium_environment(kwargs):
     check_env(MazeRunnerGymEnv(9, 1, 3, 20, **kwargs), skip_render_check=True)

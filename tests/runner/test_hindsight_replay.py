@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from amago.agent.batch import Batch
+from amago.cli_utils import use_config
+from amago.envs.builtin.mazerunner import HindsightInstructionReplay, MazeRunnerAMAGOEnv
 from amago.hindsight import FrozenTraj, Relabeler, load_trajectory, save_trajectory, trajectory_filename
 from amago.loading import BatchLoader, DiskTrajDataset, OfflineDataset, RLData, RLDataset
 
@@ -153,3 +155,41 @@ def test_goals_taken_from_the_window_would_be_noticed(make_maze) -> None:
     dataset.__class__ = RelabelsWindows
     with pytest.raises(AssertionError):
         assert_rewarded_for_what_was_reached(batches_of(dataset))
+
+
+def make_maze_runner() -> MazeRunnerAMAGOEnv:
+    return MazeRunnerAMAGOEnv(maze_dim=7, num_goals=3, time_limit=30, randomized_action_space=False)
+
+
+def test_mazerunner_trains_on_episodes_that_reach_their_goals_in_hindsight(make_experiment, tmp_path) -> None:
+    use_config({"FFTstepEncoder.specify_obs_keys": ["obs", "goals"]}, finalize=False)
+
+    def dataset(strategy: str) -> DiskTrajDataset:
+        relabeler = HindsightInstructionReplay(3, strategy)
+        return DiskTrajDataset(tmp_path, "mazes", 1000, relabeler=relabeler)
+
+    experiment = make_experiment(
+        make_train_env=make_maze_runner,
+        make_val_env=make_maze_runner,
+        dataset=dataset("all"),
+        max_seq_len=30,
+        traj_save_len=31,
+        stagger_traj_file_lengths=False,
+        train_timesteps_per_epoch=90,
+    )
+    experiment.start()
+    experiment.learn()
+    assert experiment.grad_update_counter == 8
+    relabelled, some = dataset("all"), dataset("some")
+    for each in (relabelled, some):
+        each.configure(400, 30, "none", True)
+    batches = batches_of(relabelled)
+    for batch in batches:
+        assert sorted(batch.obs) == ["goals", "obs"]
+        # Only "all" makes every episode a success, whatever the agent did.
+        mask = batch.transition_mask
+        assert (batch.rews * mask).sum(1).tolist() == [[3.0]] * 20
+        assert (batch.dones & mask).sum(1).tolist() == [[1]] * 20
+    for alone, beside in zip(batches_of(some), batches_of(some, workers=2), strict=True):
+        assert torch.equal(alone.rews, beside.rews)
+        assert torch.equal(alone.obs["goals"], beside.obs["goals"])

@@ -156,6 +156,8 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
         self.action_space = gym.spaces.Discrete(7)  # type: ignore[assignment]
         self._tokens = {word: FIRST_WORD + i for i, word in enumerate(self.WORDS)}
         self._envs: dict[str, gym.Env[Any, Any]] = {}
+        self._mission: str | None = None
+        self._mission_tokens = np.zeros(MISSION_WORDS, np.int32)
         self.current_task = self.task_names[0]
         self.current_episode = 1
         self._running = False
@@ -171,27 +173,27 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
         super().reset(seed=seed)
         self.current_task = self.task_names[self.np_random.integers(len(self.task_names))]
         self._env = self.sample_new_env(self.current_task)
+        self._level_seed = int(self.np_random.integers(*self.seed_range, endpoint=True))
         self.current_episode = 1
         self._running = True
         return self._start_attempt(), {}
 
     def sample_new_env(self, env_name: str) -> gym.Env[Any, Any]:
-        """The environment of a task; draws the seed of the level that `reset` plays in it."""
-        if env_name not in self._envs:
-            self._envs[env_name] = gym.make(
-                PREFIX + env_name, disable_env_checker=True, render_mode=self.render_mode
-            )
-        self._level_seed = int(self.np_random.integers(*self.seed_range, endpoint=True))
-        return self._envs[env_name]
+        """minigrid's environment of a task, in which the next attempts are played."""
+        env_id = PREFIX + env_name.removeprefix(PREFIX)
+        if env_id not in self._envs:
+            self._envs[env_id] = gym.make(env_id, disable_env_checker=True, render_mode=self.render_mode)
+        return self._envs[env_id]
 
     def _start_attempt(self) -> dict[str, Any]:
         with contextlib.redirect_stdout(None):  # minigrid prints each level that it rejects
             raw_obs, _ = self._env.reset(seed=self._level_seed)
-        self._mission = self._encode_mission(raw_obs["mission"])
         self._attempt_over = False
         return self.create_observation(raw_obs)
 
     def _encode_mission(self, mission: str) -> npt.NDArray[np.int32]:
+        if mission == self._mission:
+            return self._mission_tokens
         words = mission.split(" ")
         if len(words) > MISSION_WORDS:
             raise ValueError(
@@ -200,15 +202,23 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
             )
         tokens = np.full(MISSION_WORDS, BLANK, np.int32)
         tokens[: len(words)] = [self._tokens.get(word, UNKNOWN) for word in words]
-        tokens.flags.writeable = False  # all observations of the attempt share it
+        tokens.flags.writeable = False  # all observations of the level share it
+        self._mission, self._mission_tokens = mission, tokens
         return tokens
 
     def create_observation(self, raw_obs: dict[str, Any]) -> dict[str, Any]:
-        """The observation for one of minigrid's, of the level that is being played."""
+        """The observation for one of minigrid's, of the level that is being played.
+
+        Subclasses may override it to add keys, after adding their spaces to `observation_space`.
+        """
         extra = np.zeros(5, np.float32)
         extra[raw_obs["direction"]] = 1.0
         extra[4] = self.current_episode / self.k_episodes
-        return {"image": self._image(raw_obs), "mission": self._mission, "extra": extra}
+        return {
+            "image": self._image(raw_obs),
+            "mission": self._encode_mission(raw_obs["mission"]),
+            "extra": extra,
+        }
 
     def _image(self, raw_obs: dict[str, Any]) -> npt.NDArray[np.uint8]:
         level: Any = self._env.unwrapped

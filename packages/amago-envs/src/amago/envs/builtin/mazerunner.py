@@ -1,10 +1,7 @@
-"""MazeRunner: visit a list of goals in a random maze in the given order, and hindsight relabelling for it.
+"""MazeRunner: visit a list of goals in a random maze, in the given order (Grigsby et al. 2024, "AMAGO").
 
-`MazeRunnerAMAGOEnv` is the environment as agents see it. `HindsightInstructionReplay` turns stored episodes that
-missed their goals into episodes that were asked for what they did (Grigsby et al. 2024, "AMAGO"), as hindsight
-experience replay does for single goals (Andrychowicz et al. 2017). Rendering needs matplotlib.
-
-Cells are pairs (row, column), k = goals of an episode, T = transitions of a trajectory, T + 1 timesteps.
+`MazeRunnerAMAGOEnv` is the environment as agents see it; `HindsightInstructionReplay` relabels its episodes. No
+package is needed but matplotlib, to show a window. Cells are pairs (row, column).
 """
 
 from typing import Any
@@ -15,14 +12,20 @@ import numpy.typing as npt
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.mazerunner_relabeling import REACHED, HindsightInstructionReplay
 from amago.envs.builtin.optional import optional_import
-from amago.hindsight import FrozenTraj, Relabeler
+
+__all__ = [
+    "HindsightInstructionReplay",
+    "MazeRunnerAMAGOEnv",
+    "MazeRunnerGymEnv",
+    "RelabelInfoWrapper",
+    "random_maze",
+]
 
 Cell = tuple[int, int]
 WEST, NORTH, EAST, SOUTH, STAY = MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
-REACHED = (-1, -1)
 SMALLEST_MAZE = 7  # the area around the start takes four rows and five columns
-STRATEGIES = ("none", "some", "all")
 
 
 def random_maze(
@@ -294,90 +297,3 @@ class MazeRunnerAMAGOEnv(AMAGOEnv):
             randomized_action_space=randomized_action_space,
         )
         super().__init__(RelabelInfoWrapper(env), f"MazeRunner-{maze_dim}x{maze_dim}-k{num_goals}")
-
-
-class HindsightInstructionReplay(Relabeler):
-    """Replaces goals that an episode missed by cells that it visited, and rewrites rewards and goals to match.
-
-    Pass it as `DiskTrajDataset(relabeler=...)`, with `traj_save_len` above the environment's time limit so that a
-    file holds a whole episode. The key "achieved" is always dropped. Observation indices count from 0, the first
-    observation; goals can be reached from 1 on.
-
-    1. n goals were reached. h alternatives are drawn: k - n ("all"), uniform from 0 to k - n ("some"), or 0
-       ("none"). With h = 0, rewards and goals stay as they are.
-    2. The alternatives are the agent's cells at h different observations that reached no goal. With the goals that
-       were reached they begin the new list, sorted by time; original goals fill it up to k.
-    3. The episode is replayed on the new list: reward 1, in `rews` and the next `rl2s`, where the active goal is
-       met, which reads -1 from that observation on. It ends as done where the last one is met.
-
-    Args:
-        num_goals: k.
-        strategy: "none", "some" or "all".
-        rng: generator; a dataset replaces it by the stream of each sample. None uses fresh entropy.
-
-    Raises:
-        ValueError: for an unknown strategy; from `relabel`, if "goals" has another number of goals.
-        KeyError: from `relabel`, if the trajectory has no "achieved" or "goals".
-    """
-
-    def __init__(self, num_goals: int, strategy: str = "all", rng: np.random.Generator | None = None) -> None:
-        self.num_goals = whole_number("num_goals", num_goals, 1)
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-        self.strategy = strategy
-        self.rng = np.random.default_rng() if rng is None else rng
-
-    def relabel(self, traj: FrozenTraj) -> FrozenTraj:
-        """The trajectory without "achieved", relabelled in place and perhaps shortened."""
-        achieved = traj.obs.pop("achieved").reshape(len(traj) + 1, 2)
-        goals = traj.obs["goals"]
-        if goals.shape[1:] != (self.num_goals, 2):
-            raise ValueError(
-                f'the trajectory\'s "goals" have shape {goals.shape[1:]}, expected {(self.num_goals, 2)} for '
-                f"num_goals={self.num_goals}"
-            )
-        # A list that begins with reached goals (a piece of an episode) has fewer left.
-        wanted = goals[0][(goals[0] != REACHED).any(axis=1)]
-        reached = np.flatnonzero(traj.rews[:, 0]) + 1
-        num_alternatives = self._draw_count(len(wanted) - len(reached))
-        candidates = np.setdiff1d(np.arange(1, len(traj) + 1), reached)
-        num_alternatives = min(num_alternatives, len(candidates))
-        if num_alternatives > 0:
-            drawn = self.rng.choice(candidates, num_alternatives, replace=False)
-            met = achieved[np.sort(np.concatenate((reached, drawn)))]
-            self._replay(traj, achieved, np.concatenate((met, wanted[len(reached) :]))[: len(wanted)])
-        return traj
-
-    def _draw_count(self, missed: int) -> int:
-        if self.strategy == "some" and missed > 0:
-            return int(self.rng.integers(missed, endpoint=True))
-        return missed if self.strategy == "all" else 0
-
-    def _replay(
-        self, traj: FrozenTraj, achieved: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]
-    ) -> None:
-        """Writes what the episode would have been with the goals `wanted`, and cuts it off after the last."""
-        goals = traj.obs["goals"]
-        first = self.num_goals - len(wanted)
-        traj.rews[:] = 0.0
-        traj.rl2s[1:, 0] = 0.0
-        goals[:, :first] = REACHED
-        goals[:, first:] = wanted
-        cells, targets = achieved.tolist(), wanted.tolist()
-        active = 0
-        for i in range(1, len(cells)):
-            if cells[i] != targets[active]:
-                continue
-            traj.rews[i - 1] = traj.rl2s[i, 0] = 1.0
-            goals[i:, first + active] = REACHED
-            active += 1
-            if active == len(targets):
-                traj.dones[i - 1] = True
-                self._cut(traj, i)
-                return
-
-    def _cut(self, traj: FrozenTraj, length: int) -> None:
-        for name in ("rews", "dones", "actions"):
-            setattr(traj, name, getattr(traj, name)[:length])
-        traj.rl2s, traj.time_idxs = traj.rl2s[: length + 1], traj.time_idxs[: length + 1]
-        traj.obs = {key: array[: length + 1] for key, array in traj.obs.items()}
