@@ -12,7 +12,7 @@ ROOT_CONFTEST = Path(__file__).parents[2] / "conftest.py"
 
 @pytest.mark.parametrize(
     ("reason", "status", "options"),
-    [("needs gymnax", 0, ()), ("needs a unicorn", 1, ()), ("needs a unicorn", 1, ("-n", "1"))],
+    [("nvcc is not on the PATH", 0, ()), ("needs a unicorn", 1, ()), ("needs a unicorn", 1, ("-n", "1"))],
 )
 def test_only_allowed_reasons_may_skip(
     tmp_path: Path, reason: str, status: int, options: tuple[str, ...]

@@ -132,7 +132,8 @@ class AMAGOEnv(ForwardingWrapper):
     @property
     def step_count(self) -> npt.NDArray[np.int64]:
         """(E,) int64, steps since the start of each running episode."""
-        return (self._time_idx if self.shared_step_count is None else self.shared_step_count).copy()
+        counts = self._time_idx if self.shared_step_count is None else self.shared_step_count
+        return np.array(counts)
 
     @property
     def env_name(self) -> str:

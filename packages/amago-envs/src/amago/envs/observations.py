@@ -84,7 +84,8 @@ class ObservationMapper:
         """A function that maps an observation into `targets`, arrays (E, *shape) by key."""
         if len(self._leaves) == 1 and not self._leaves[0][1]:
             key, _, only_leaf = self._leaves[0]
-            return only_leaf.into(targets[key])
+            write_only: Callable[[Any], None] = only_leaf.into(targets[key])
+            return write_only
         writers = [(path, leaf.into(targets[key])) for key, path, leaf in self._leaves]
 
         def write(observation: Any) -> None:

@@ -221,10 +221,9 @@ class _Compiled(NamedTuple):
 @functools.cache
 def _compiled(name: str) -> _Compiled:
     """Compiles an environment once for all objects of a process, as it takes seconds."""
-    import jax
-    import xminigrid
-    from xminigrid import wrappers
-
+    jax: Any = optional_import("jax", extra="xland")
+    xminigrid: Any = optional_import("xminigrid", extra="xland")
+    wrappers: Any = optional_import("xminigrid.wrappers", extra="xland")
     env, params = xminigrid.make(name)
     env = wrappers.RulesAndGoalsObservationWrapper(
         wrappers.DirectionObservationWrapper(wrappers.DmEnvAutoResetWrapper(env))

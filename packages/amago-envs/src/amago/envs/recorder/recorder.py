@@ -182,7 +182,7 @@ class TrajectoryRecorder:
             TrajectoryWriteError: if a write failed since the last call.
         """
         buffer = self._buffer
-        reset_rows = step.reset_rows.tolist()
+        reset_rows: list[int] = step.reset_rows.tolist() if step.done_rows.size else []
         if self._writer is not None:
             if buffer is None:
                 raise RuntimeError(
