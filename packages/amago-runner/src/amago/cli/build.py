@@ -134,7 +134,13 @@ def _plan(recipe: Recipe, facts: EnvFacts) -> RunPlan:
         config[f"{selector_of(plan.agent)}.online_coeff"] = 0.0
         config[f"{selector_of(plan.agent)}.offline_coeff"] = 1.0
     config["DiskTrajDataset.sample_by"] = recipe.sample_by
-    config.update(_for_agent(recipe.gin, plan.agent))
+    if recipe.tstep_encoder == "multimodal" and facts.grids:
+        # Ids need the scale of their statistics; a convolutional network would scale them as pixels.
+        config["MultiModalTstepEncoder.encoders"] = dict.fromkeys(facts.grids, "vector")
+    settings = dict(recipe.gin)
+    if facts.reward_multiplier is not None:
+        settings["Agent.reward_multiplier"] = facts.reward_multiplier
+    config.update(_for_agent(settings, plan.agent))
     return plan
 
 

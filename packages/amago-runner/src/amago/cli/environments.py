@@ -173,15 +173,19 @@ class EnvFacts:
         kind: the kind of environment, which selects the recipe.
         time_limit: maximum length of an episode in steps; None if there is no limit.
         context: default context length in timesteps; None decides by the recipe and the time limit.
+        reward_multiplier: scale of rewards for training; None for that of the recipe.
         action_kind: "discrete", "multidiscrete", "multibinary" or "box".
         tstep_encoder: the name of the timestep encoder for the observation space.
+        grids: keys of observations that are small grids of ids.
     """
 
     kind: Kind
     time_limit: int | None
     context: int | None
+    reward_multiplier: float | None
     action_kind: str
     tstep_encoder: str
+    grids: tuple[str, ...]
 
     @property
     def evaluation_steps(self) -> int:
@@ -211,8 +215,10 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
             kind=_kind_of(env.observation_space, space) if entry is None else entry.kind,
             time_limit=_time_limit(entry, env),
             context=None if entry is None else entry.context,
+            reward_multiplier=None if entry is None else entry.reward_multiplier,
             action_kind=as_action_spec(wrapped.action_space).kind,
             tstep_encoder=tstep_encoder_for(space),
+            grids=tuple(key for key, side in _sides(space).items() if side < _SMALLEST_PICTURE),
         )
     except (TypeError, ValueError) as error:
         raise UsageProblem(f"{maker.name} is not supported: {error}", "ENV") from error
@@ -222,10 +228,16 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
 
 def _kind_of(space: Any, mapped: Any) -> Kind:
     """Pixels for images of some size, tokens for small grids and texts, else vectors."""
-    sides = [sorted(array.shape)[-2] for array in as_obs_spec(mapped).values() if len(array.shape) == 3]
+    sides = _sides(mapped).values()
     if any(side >= _SMALLEST_PICTURE for side in sides):
         return "pixels"
     return "tokens" if sides or _holds_text(space) else "vectors"
+
+
+def _sides(mapped: Any) -> dict[str, int]:
+    """The shorter side of each image, (H, W, C) or (C, H, W), by key."""
+    arrays = as_obs_spec(mapped).items()
+    return {key: sorted(array.shape)[-2] for key, array in arrays if len(array.shape) == 3}
 
 
 def _holds_text(space: Any) -> bool:

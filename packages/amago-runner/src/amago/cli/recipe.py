@@ -243,6 +243,8 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "learning_rate": 5e-4,
         "context": 512,
         "gin": {
+            # Returns are of the order of 1, and PopArt begins with a scale of 10.
+            "Agent.reward_multiplier": 100.0,
             "FFTstepEncoder.d_hidden": 128,
             "FFTstepEncoder.d_output": 64,
             "TformerTrajEncoder.n_heads": 4,
@@ -290,6 +292,7 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "learning_rate": 5e-4,
         "context": 64,
         "gin": {
+            "Agent.reward_multiplier": 100.0,
             "MultiModalTstepEncoder.d_hidden": 128,
             "MultiModalTstepEncoder.d_output": 64,
             "ImageFeatures.d_output": 64,

@@ -49,6 +49,7 @@ class CatalogEntry:
             no limit.
         steps_of: reads that number from an environment, unwrapped or as an AMAGOEnv.
         context: default context length in timesteps; None decides by `kind` and the length of an episode.
+        reward_multiplier: scale of rewards for training, if that of the kind does not suit them.
         id_prefix: a name with this prefix is an id of the family; "" if there are no ids.
         id_arguments: the factory's arguments for an id.
         example_id: an id of the family.
@@ -71,6 +72,7 @@ class CatalogEntry:
     episode_steps: int | None = None
     steps_of: Callable[[Any], int | None] | None = None
     context: int | None = None
+    reward_multiplier: float | None = None
     id_prefix: str = ""
     id_arguments: Callable[[str], dict[str, Any]] | None = None
     example_id: str = ""
@@ -432,6 +434,7 @@ def _control() -> list[CatalogEntry]:
             tested_with="mujoco 3.3.0",
             episode_steps=1000,
             context=32,
+            reward_multiplier=1.0,
         ),
         CatalogEntry(
             name="Metaworld",
@@ -445,6 +448,7 @@ def _control() -> list[CatalogEntry]:
             tested_with="metaworld 3.1.1, mujoco 3.3.0",
             episode_steps=500,
             context=128,
+            reward_multiplier=1.0,
             id_prefix="metaworld/",
             id_arguments=lambda env_id: {"benchmark_name": env_id.partition("/")[2]},
             example_id="metaworld/reach-v3",
