@@ -241,6 +241,7 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "timesteps_per_epoch": 100,
         "batches_per_epoch": 60,
         "learning_rate": 5e-4,
+        "threads": 1,
         "context": 512,
         "gin": {
             # Returns are of the order of 1, and PopArt begins with a scale of 10.
@@ -290,6 +291,7 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "batches_per_epoch": 50,
         "batch_size": 16,
         "learning_rate": 5e-4,
+        "threads": 1,
         "context": 64,
         "gin": {
             "Agent.reward_multiplier": 100.0,
