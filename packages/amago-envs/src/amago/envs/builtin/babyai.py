@@ -169,7 +169,7 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Draws a task and a level, and starts the first attempt."""
+        """Draws a task and a level, and starts the first attempt. A seed fixes this and all later draws."""
         super().reset(seed=seed)
         self.current_task = self.task_names[self.np_random.integers(len(self.task_names))]
         self._env = self.sample_new_env(self.current_task)

@@ -158,7 +158,7 @@ class MazeRunnerGymEnv(gym.Env[npt.NDArray[np.float32], int]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        """Draws a maze, goals, and the meaning of the actions."""
+        """Draws a maze, goals, and the meaning of the actions. A seed fixes this and all later draws."""
         super().reset(seed=seed)
         rng = self.np_random
         self.maze = random_maze(self.maze_dim, self.maze_dim, rng=rng)

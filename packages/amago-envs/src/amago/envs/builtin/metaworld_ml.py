@@ -153,7 +153,7 @@ class KEpisodeMetaworld(gym.Env[Observation, npt.NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Draws a task and starts its first attempt."""
+        """Draws a task and starts its first attempt. A seed fixes this and all later draws."""
         super().reset(seed=seed)
         self.env_name = name = self._names[self.np_random.integers(len(self._names))]
         if name not in self._tasks:

@@ -215,7 +215,7 @@ class MultiDomainPOPGym(gym.Env[Vector, int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Vector, dict[str, Any]]:
-        """Draws a task and starts its first attempt."""
+        """Draws a task and starts its first attempt. A seed fixes this and all later draws."""
         super().reset(seed=seed)
         self.current_task = self.mt_names[self.np_random.integers(len(self.mt_names))]
         if self.current_task not in self._envs:
