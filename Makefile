@@ -24,7 +24,7 @@ SOURCES := $(PACKAGE_PATHS:%=%/src)
 INSTALLED := .venv/.installed
 ENVS_VENV := .venv-envs
 ENV_EXTRAS := popgym,babyai,metaworld,atari,retro,xland,gymnax,mujoco,dm-control,minari
-ENV_PACKAGES_NO_DEPS := procgen2 gym3  # procgen2 asks for numpy 1, and runs with numpy 2
+ENV_PACKAGES_NO_DEPS := procgen2 gym3  # procgen2 asks for numpy 1 and gym and needs neither; gym3 needs cffi, imageio
 
 # Caches and compiled kernels go to the build folder of the repository, not to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/build/home/matplotlib
@@ -81,7 +81,7 @@ $(ENVS_VENV)/.installed: constraints-envs.txt $(PACKAGE_PATHS:%=%/pyproject.toml
 	test -x $(ENVS_VENV)/bin/python || $(PYTHON) -m venv $(ENVS_VENV)
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt 'pip>=25.1'
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt pytest pytest-xdist pytest-timeout \
+	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt pytest pytest-xdist pytest-timeout cffi imageio \
 		$(PACKAGE_PATHS:%=-e %) 'amago-envs[$(ENV_EXTRAS)]'
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt --no-deps $(ENV_PACKAGES_NO_DEPS)
 	touch $@

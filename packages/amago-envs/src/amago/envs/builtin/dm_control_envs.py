@@ -37,7 +37,8 @@ class DMControl(gym.Env[Any, Any]):
         domain: name of the domain, or an id, "dm_control/DOMAIN-TASK" or "DOMAIN-TASK".
         task: name of the task; None if `domain` is an id.
         pixels: observe images. Needs OpenGL: on a machine without a display set the environment variable
-            MUJOCO_GL to egl (GPU, or slowly Mesa) or osmesa before Python starts.
+            MUJOCO_GL to egl (GPU, or slowly Mesa) or osmesa before Python starts. A process that has drawn
+            images cannot fork workers that draw; constructing draws none.
         flat: one array; False gives a Dict.
         action_repeat: control steps per step.
         time_limit: seconds of simulated time per episode; None uses that of the task.

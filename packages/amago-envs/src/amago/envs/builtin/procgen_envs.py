@@ -21,7 +21,7 @@ import numpy.typing as npt
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
-INSTALL = "pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi"
+INSTALL = "pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi imageio"
 # The first six have a mode "memory".
 ALL_PROCGEN_GAMES = [
     "dodgeball",

@@ -163,14 +163,17 @@ def import_h5py() -> Any:
 
 
 def load_minari(dataset_id: str, *, download: bool = False) -> Any:
-    """The `minari.MinariDataset` with this id; raises ImportError with the install command."""
+    """The `minari.MinariDataset` with this id, with or without "minari/" in front.
+
+    Raises ImportError with the install command.
+    """
     try:
         import minari
     except ImportError as error:
         raise ImportError(
             'Minari datasets need minari, which is not installed: pip install "minari[hdf5]"'
         ) from error
-    return minari.load_dataset(dataset_id, download=download)
+    return minari.load_dataset(dataset_id.removeprefix("minari/"), download=download)
 
 
 def save_arrays(path: Path, episodes: Iterable[FrozenTraj]) -> tuple[int, int]:
