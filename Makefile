@@ -24,7 +24,12 @@ SOURCES := $(PACKAGE_PATHS:%=%/src)
 INSTALLED := .venv/.installed
 ENVS_VENV := .venv-envs
 ENV_EXTRAS := popgym,babyai,metaworld,atari,retro,xland,gymnax,mujoco,dm-control,minari
+<<<<<<< HEAD
 ENV_PACKAGES_NO_DEPS := procgen2 gym3  # procgen2 asks for numpy 1 and gym and needs neither; gym3 needs cffi, imageio
+=======
+# procgen2 and gym ask for older versions than those that they run with.
+ENV_PACKAGES_NO_DEPS := procgen2 gym3 envpool gym gym-notices optree
+>>>>>>> i-vector
 
 # Caches and compiled kernels go to the build folder of the repository, not to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/build/home/matplotlib

@@ -1,6 +1,7 @@
 """What programs do with the vector environments of an experiment: call methods, and bring their own."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_split_vector_env, make_vector_env
 from amago.experiment.rollout import Rollout
+from amago.hindsight import load_trajectory
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.utils import call_async_env
@@ -119,3 +121,67 @@ def test_an_agent_acts_in_a_gymnasium_vector_environment_of_any_autoreset_mode(
     assert len(rollout.stats.returns["counter"]) == 6
     recorder.close()
     envs.close()
+
+
+class GameCrashed(Exception):
+    pass
+
+
+class Fragile(Counter):
+    """Lasts 20 steps, and crashes in one of six of them."""
+
+    def __init__(self) -> None:
+        super().__init__(0, length=20)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.np_random.random() < 1 / 6:
+            raise GameCrashed
+        return super().step(action)
+
+
+class FragileEnv(AMAGOEnv):
+    """Adds what is left of the time, counts crashes and survives them."""
+
+    def __init__(self) -> None:
+        super().__init__(Fragile(), env_name="fragile")
+        self.observation_space["time_left"] = gym.spaces.Box(0.0, 1.0, (1,), np.float32)  # type: ignore[index]
+
+    def inner_reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return {"observation": obs, "time_left": np.ones(1, np.float32)}, info
+
+    def inner_step(self, action: Any) -> Any:
+        obs, *rest = self.env.step(action)
+        return {"observation": obs, "time_left": np.array([1 - obs[0] / 20], np.float32)}, *rest
+
+    def step(self, action: Any) -> Any:
+        try:
+            return super().step(action)
+        except GameCrashed:
+            timestep, info = self.reset()
+            info["AMAGO_LOG_METRIC Crashes"] = 1.0
+            return timestep, np.zeros(1), np.zeros(1, bool), np.ones(1, bool), info
+
+
+@pytest.mark.parametrize("env_mode", ["sync", "async"])
+@pytest.mark.filterwarnings("ignore:environments are stepped one by one")
+def test_a_training_on_a_subclass_that_adds_observations_and_survives_crashes(
+    env_mode: str, make_experiment: Callable[..., Any], metrics_of: Callable[..., Any]
+) -> None:
+    experiment = make_experiment(make_train_env=FragileEnv, make_val_env=FragileEnv, env_mode=env_mode)
+    experiment.start()
+    experiment.learn()
+    assert set(experiment.policy.obs_space) == {"observation", "time_left"}
+    assert experiment.grad_update_counter == 8
+    experiment.close()  # writes unfinished episodes
+    files = list(Path(experiment.dataset.save_new_trajs_to).iterdir())
+    trajectories = [load_trajectory(path) for path in files]
+    (steps,) = experiment.counters.env_steps_by_name.values()
+    assert sum(map(len, trajectories)) == steps < 2 * 20 * 3
+    for trajectory in trajectories:
+        obs, steps = trajectory.obs, np.arange(len(trajectory) + 1)
+        np.testing.assert_array_equal(obs["observation"][:, 0] - obs["observation"][0, 0], steps)
+        np.testing.assert_allclose(obs["time_left"][:, 0], 1 - obs["observation"][:, 0] / 20)
+        np.testing.assert_array_equal(trajectory.actions.sum(1), 1.0)
+    logged = [line["metrics"] for line in metrics_of(experiment, "train")]
+    assert any(line.get("Average Crashes in fragile") == 1.0 for line in logged)

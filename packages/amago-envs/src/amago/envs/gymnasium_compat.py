@@ -119,7 +119,7 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets every row; the vector environment derives the rows' seeds."""
+        """Resets every row; the vector environment makes the rows' seeds from the seed."""
         self._ended = np.zeros_like(self._ended)
         obs, info = self.vector_env.reset(seed=seed, options=options)
         return (self._only_row(obs) if len(self._ended) == 1 else obs), info
@@ -133,7 +133,9 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
         if self.autoreset_mode == "NEXT_STEP":
             was_reset, self._ended = self._ended, ended
             reward = np.where(was_reset, 0.0, reward)
-            return obs, reward, terminated, truncated | was_reset, {**info, RESET_ROWS: was_reset}
+            terminated = np.logical_and(terminated, ~was_reset)
+            truncated = np.logical_or(truncated, was_reset)
+            return obs, reward, terminated, truncated, {**info, RESET_ROWS: was_reset}
         if self.autoreset_mode == "DISABLED" and ended.any():
             # Copied, as the reset may write into the same arrays
             info = {**info, "final_obs": deepcopy(obs)}
@@ -145,7 +147,7 @@ class VectorEnvAdapter(gym.Env[Any, Any]):
     def _step_only_row(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.vector_env.step(np.asarray(action)[None])
         row = self._only_row(obs)
-        if self.autoreset_mode == "SAME_STEP" and (terminated | truncated).any():
+        if self.autoreset_mode == "SAME_STEP" and np.logical_or(terminated, truncated).any():
             final = _final_observation(info)
             is_list = isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
             row = final[0] if is_list else self._only_row(final)

@@ -84,15 +84,16 @@ class RunningEpisodes:
         for row, metrics in step.metrics:
             self._reported.setdefault(row, []).append(metrics)
         for row in step.done_rows.tolist():
-            if self._lengths[row] > 0 and (remaining is None or remaining[row] > 0):
+            if remaining is None or remaining[row] > 0:
                 self._finish(row, step.env_names[row], stats)
-                if remaining is not None:
-                    remaining[row] -= 1
+            if remaining is not None and remaining[row] > 0 and self._lengths[row] > 0:
+                remaining[row] -= 1
             self._returns[row] = 0.0
             self._lengths[row] = 0
             self._reported.pop(row, None)
 
     def _finish(self, row: int, env_name: str, stats: EpisodeStats) -> None:
-        stats.add_episode(env_name, float(self._returns[row]), int(self._lengths[row]))
+        if self._lengths[row] > 0:  # else the row was only reset
+            stats.add_episode(env_name, float(self._returns[row]), int(self._lengths[row]))
         for metrics in self._reported.get(row, ()):
             stats.add_metrics(env_name, metrics)
