@@ -4,11 +4,17 @@ import importlib
 import subprocess
 import sys
 
+import gin
 import pytest
 
 from amago.envs.builtin.catalog import CATALOG, KINDS, CatalogEntry, find_entry
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOG.values(), ids=lambda entry: entry.name)
+
+
+@pytest.fixture(autouse=True)
+def _gin_unlocked() -> None:
+    gin.clear_config()
 
 
 @ENTRIES

@@ -2,9 +2,10 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gin
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -48,6 +49,12 @@ BUILTIN_NAMES = {
     *("agent", "multitask", "ff", "cnn", "multimodal", "identity", "rnn", "transformer", "mamba"),
     *("egreedy", "bilevel"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _gin_as_before() -> Iterator[None]:
+    yield
+    gin.clear_config()
 
 
 def amago_run(*arguments: str) -> Result:

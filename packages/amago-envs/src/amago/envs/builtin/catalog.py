@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import gin
 import gymnasium
 
 from amago.envs.builtin.optional import optional_import
@@ -112,7 +113,8 @@ class CatalogEntry:
             ImportError: a package is missing; names the command that installs it.
         """
         self.import_packages()
-        module = importlib.import_module(self.module)
+        with gin.unlock_config():  # modules may define configurables, also when a run has locked gin
+            module = importlib.import_module(self.module)
         wrapper = None if self.wrapper is None else getattr(module, self.wrapper)
         return getattr(module, self.factory), wrapper
 
