@@ -7,7 +7,7 @@ warnings are what usually is a mistake and sometimes is meant.
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.check_nests import copy_nest, equal_nests, form_of, misfits
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
-from amago.hindsight import Array
 
 Level = Literal["error", "warning"]
 Space = gym.spaces.Space[Any]
@@ -242,7 +242,7 @@ class _Player:
             self.report.add("error", "reset", f"raised {_described(error)}")
             raise _StoppedByError from error
         if not (isinstance(result, tuple) and len(result) == 2):
-            self.report.add("error", "reset", f"returned {_form(result)}: return (observation, info)")
+            self.report.add("error", "reset", f"returned {form_of(result)}: return (observation, info)")
             raise _StoppedByError
         observation, info = result
         self._check_info("reset", info)
@@ -250,7 +250,7 @@ class _Player:
         return observation
 
     def step(self, action: Any, number: int) -> tuple[Any, float, bool, bool]:
-        given = _copy(action)
+        given = copy_nest(action)
         try:
             result = self.env.step(action)
         except Exception as error:
@@ -258,9 +258,9 @@ class _Player:
             raise _StoppedByError from error
         if not (isinstance(result, tuple) and len(result) == 5):
             remedy = "return (observation, reward, terminated, truncated, info)"
-            self.report.add("error", "step", f"returned {_form(result)}: {remedy}")
+            self.report.add("error", "step", f"returned {form_of(result)}: {remedy}")
             raise _StoppedByError
-        if not _equal(given, action):
+        if not equal_nests(given, action):
             self.report.add("warning", "step", "changes the action that it is given: copy it first")
         observation, reward, terminated, truncated, info = result
         self._check_info("step", info)
@@ -274,15 +274,15 @@ class _Player:
     def _check_observation(self, when: str, observation: Any) -> None:
         if self._kept is not None:
             kept, copied = self._kept
-            if not _equal(kept, copied):
+            if not equal_nests(kept, copied):
                 self.report.add(
                     "warning",
                     "observation",
                     "is an array that the next step changes: return a copy, because a replay buffer that keeps it "
                     "sees later values (AMAGOEnv copies it)",
                 )
-        self._kept = observation, _copy(observation)
-        for subject, message in _misfits(self.env.observation_space, observation, ""):
+        self._kept = observation, copy_nest(observation)
+        for subject, message in misfits(self.env.observation_space, observation):
             self.report.add("error", subject, f"{message} (in {when})")
 
     def _check_reward(self, reward: Any, number: int) -> float:
@@ -325,69 +325,12 @@ class _Player:
 _FLAGS = ("terminated", "truncated")
 
 
-def _misfits(space: Space, value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Where an observation is not in its space: (subject, message)."""
-    subject = f"observation {path!r}" if path else "observation"
-    if isinstance(space, gym.spaces.Dict):
-        if not isinstance(value, Mapping):
-            yield subject, f"is a {type(value).__name__}, and its space a Dict: return a dictionary"
-            return
-        for key in value.keys() - space.spaces.keys():
-            yield subject, f"has the key {key!r}: its space does not, so the agent will not see it"
-        for key, child in space.spaces.items():
-            if key in value:
-                yield from _misfits(child, value[key], f"{path}/{key}" if path else str(key))
-            else:
-                yield subject, f"lacks the key {key!r} of its space"
-    elif isinstance(space, gym.spaces.Tuple):
-        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
-            yield subject, f"is {_form(value)}: its space is a Tuple of {len(space.spaces)}"
-            return
-        for index, (child, each) in enumerate(zip(space.spaces, value, strict=True)):
-            yield from _misfits(child, each, f"{path}/{index}" if path else str(index))
-    elif isinstance(space, gym.spaces.Box):
-        yield from ((subject, message) for message in _misfits_of_box(space, value))
-    elif not space.contains(value):
-        yield subject, f"is not in its space {space}: got {value!r}"
-
-
-def _misfits_of_box(box: gym.spaces.Box, value: Any) -> Iterator[str]:
-    if not isinstance(value, (np.ndarray, np.generic)):
-        yield f"is a {type(value).__name__}: return a numpy array of {box.dtype}"
-    try:
-        array = np.asarray(value)
-        numbers = array.astype(np.float64)
-    except (TypeError, ValueError):
-        yield f"holds no numbers: got {value!r}"
-        return
-    if array.shape != box.shape:
-        yield f"has shape {array.shape}: its space says {box.shape}"
-        return
-    if array.dtype != box.dtype and isinstance(value, (np.ndarray, np.generic)):
-        yield f"has dtype {array.dtype}: its space says {box.dtype}; convert one of them"
-    if np.isnan(numbers).any():
-        yield f"holds NaN: at {_first(np.isnan(numbers))}"
-    elif np.isinf(numbers).any() and not (np.isinf(box.low).any() or np.isinf(box.high).any()):
-        yield f"holds infinity: at {_first(np.isinf(numbers))}"
-    outside = (numbers < box.low) | (numbers > box.high)
-    if outside.any():
-        where = _first(outside)
-        low, high = box.low[where], box.high[where]
-        found = f"{numbers[where]:.6g} at {where}, bounds [{low:.6g}, {high:.6g}]"
-        yield f"is outside the bounds of its space: {found}"
-
-
-def _first(mask: Array) -> tuple[int, ...]:
-    """The index of the first true element."""
-    return tuple(int(i) for i in np.argwhere(mask)[0]) if mask.shape else ()
-
-
 def _check_seeds(player: _Player) -> None:
     """Whether the same seed repeats an episode, another one and none make others."""
     report = player.report
     first = _played(player, _SEED, shuffle=1)
     again = _played(player, _SEED, shuffle=1)
-    if not _equal(first, again):
+    if not equal_nests(first, again):
         report.add(
             "error",
             "seed",
@@ -395,7 +338,7 @@ def _check_seeds(player: _Player) -> None:
             "numbers from self.np_random alone",
         )
         return
-    if not _equal(first, _played(player, _SEED, shuffle=2)):
+    if not equal_nests(first, _played(player, _SEED, shuffle=2)):
         report.add(
             "error",
             "seed",
@@ -403,9 +346,9 @@ def _check_seeds(player: _Player) -> None:
             "because actors in one process share a global one",
         )
         return
-    if _equal(first, _played(player, _SEED + 1, shuffle=1)):
+    if equal_nests(first, _played(player, _SEED + 1, shuffle=1)):
         return  # nothing is random
-    if _equal(_played(player, None, shuffle=1), _played(player, None, shuffle=1)):
+    if equal_nests(_played(player, None, shuffle=1), _played(player, None, shuffle=1)):
         report.add("warning", "seed", "reset() without a seed repeats the same episode: draw a new one")
 
 
@@ -414,10 +357,10 @@ def _played(player: _Player, seed: int | None, shuffle: int) -> list[Any]:
     space = player.env.action_space
     space.seed(_SEED)
     with _global_generators(shuffle):
-        played = [_copy(player.reset(seed))]
+        played = [copy_nest(player.reset(seed))]
         for number in range(1, _COMPARED_STEPS + 1):
             observation, reward, terminated, truncated = player.step(space.sample(), number)
-            played.append((_copy(observation), reward, terminated, truncated))
+            played.append((copy_nest(observation), reward, terminated, truncated))
             if terminated or truncated:
                 break
     return played
@@ -512,35 +455,3 @@ def _reset(env: gym.Env[Any, Any], seed: int | None) -> Any:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _form(value: Any) -> str:
-    return f"{len(value)} results" if isinstance(value, tuple) else f"a {type(value).__name__}"
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_copy(each) for each in value]
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether two nests of arrays and numbers are equal; NaN equals NaN."""
-    if isinstance(first, Mapping):
-        return (
-            isinstance(second, Mapping)
-            and first.keys() == second.keys()
-            and all(_equal(first[key], second[key]) for key in first)
-        )
-    if isinstance(first, (tuple, list)):
-        return (
-            isinstance(second, (tuple, list))
-            and len(first) == len(second)
-            and all(_equal(a, b) for a, b in zip(first, second, strict=True))
-        )
-    a, b = np.asarray(first), np.asarray(second)
-    if a.dtype.kind in "fc":
-        return a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=True))
-    return bool(np.array_equal(a, b))

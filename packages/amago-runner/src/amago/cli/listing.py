@@ -101,8 +101,9 @@ def _episode(entry: CatalogEntry) -> str:
 def _recipes_table() -> Table:
     """Each recipe as the options that it changes, and the number of its gin settings."""
     table = Table("Kind", "default options", **_STYLE)
-    recipes = {name: Recipe(env="", **settings) for name, settings in RECIPES.items()}
-    for name, recipe in {**recipes, QUICKSTART_NAME: QUICKSTART}.items():
+    recipes: dict[str, Recipe] = {name: Recipe(env="", **settings) for name, settings in RECIPES.items()}
+    recipes[QUICKSTART_NAME] = QUICKSTART
+    for name, recipe in recipes.items():
         options = [
             f"{option_name(field.name)} {getattr(recipe, field.name)}"
             for field in dataclasses.fields(Recipe)

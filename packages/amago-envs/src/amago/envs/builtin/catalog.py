@@ -349,7 +349,7 @@ def _grids() -> list[CatalogEntry]:
 
 def _pixels() -> list[CatalogEntry]:
     atari = "amago.envs.builtin.ale_retro"
-    # A tenth of the time of 84 x 84 pixels in a convolutional network on a CPU; (H, W, C) as CNNTstepEncoder expects.
+    # Convolutions take a tenth of the time of 84 x 84 pixels; (H, W, C) is the order of CNNTstepEncoder.
     small_screens: dict[str, Any] = {"grayscale": True, "resolution": (48, 48), "channels_last": True}
     return [
         CatalogEntry(
