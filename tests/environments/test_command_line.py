@@ -56,8 +56,9 @@ def _gin_as_before():
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_environment_trains_from_the_command_line_with_the_recipe_of_its_kind(name, tmp_path):
     arguments = ["train", name, *TINY, "--run-dir", str(tmp_path), "--run-name", "run"]
-    if name == "KShot":
-        arguments += ["--env-arg", "max_episode_steps=20"]
+    shorter = {"KShot": "max_episode_steps=20", "ALE/Boxing-v5": "time_limit=400"}
+    if name in shorter:
+        arguments += ["--env-arg", shorter[name]]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"}, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -144,3 +145,7 @@ def test_a_minari_dataset_trains_offline_from_the_command_line(tmp_path, monkeyp
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["env_steps"], summary["gradient_steps"]) == (0, 1)
     assert Path(tmp_path / "run" / "ckpts" / "latest" / "policy.pt").is_file()
+    arguments = ["eval", str(tmp_path / "run"), "--episodes", "2"]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "Average Total Return" in result.output

@@ -364,6 +364,7 @@ def _pixels() -> list[CatalogEntry]:
             packages=("ale_py", "cv2"),
             tested_with="ale-py 0.12.1",
             episode_steps=27_000,
+            steps_of=lambda env: math.ceil(env.unwrapped.time_limit / env.unwrapped.frame_skip),
             id_prefix="ALE/",
             id_arguments=_arguments_of_ale,
             example_id="ALE/Pong-v5",
