@@ -25,6 +25,7 @@ from amago.cli.environments import (
     maker_of,
     resolve_environment,
 )
+from amago.experiment.learning_rate import LinearDecay
 from amago.cli.options import OPTIONS, UsageProblem, option_name, split_assignment
 from amago.cli.recipe import QUICKSTART, Recipe, recipe_for
 from amago.cli_utils import (
@@ -280,6 +281,9 @@ def build_experiment(
         UsageProblem: the Experiment refuses an argument.
     """
     recipe = plan.recipe
+    if recipe.lr_end < 1.0:
+        decay = LinearDecay(max(1, recipe.epochs * recipe.batches_per_epoch), recipe.lr_end)
+        callbacks = [*callbacks, decay]
     arguments: dict[str, Any] = {
         "run_name": folder.name,
         "ckpt_base_dir": folder.parent,
