@@ -289,3 +289,15 @@ def test_a_file_without_transitions_is_skipped(tmp_path: Path, fill: Fill):
     assert result.exit_code == 1
     assert "skipped env_00000100_1.npz: it holds no transition" in result.output
     assert len(list((tmp_path / "target").iterdir())) == 1
+
+
+def test_a_format_that_is_not_supported_is_answered_with_those_that_are(tmp_path: Path, fill: Fill) -> None:
+    (tmp_path / "trajectories").mkdir()
+    fill(tmp_path / "trajectories", 2)
+    table = tmp_path / "table.csv"
+    table.write_text("observation,action\n0,1\n")
+    for arguments in ((tmp_path / "trajectories", tmp_path / "written.csv"), (table, tmp_path / "written")):
+        said = refused(*arguments)
+        assert ".csv is not a format" in said
+        assert all(suffix in said for suffix in (".npz", ".traj", ".h5"))
+    assert not (tmp_path / "written.csv").exists()

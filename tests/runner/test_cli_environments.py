@@ -1,22 +1,30 @@
 """Environments by their names on the command line."""
 
 import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
-from amago.cli.environments import BUILTINS, inspect_environment, resolve_environment
+from amago.cli.build import plan_run
+from amago.cli.environments import inspect_environment, resolve_environment
 from amago.cli.options import UsageProblem
 
+TOYS = ["MetaFrozenLake", "RoomKeyDoor", "TMazeAltActive", "TMazeAltPassive"]
 
-@pytest.mark.parametrize("name", sorted(BUILTINS))
-def test_builtin_environments_have_a_time_limit_which_is_the_context_length(name: str) -> None:
-    maker = resolve_environment(name, {})
-    facts = inspect_environment(maker)
-    env = maker()
+
+@pytest.mark.parametrize("name", TOYS)
+def test_tasks_of_memory_have_the_whole_episode_as_context(name: str) -> None:
+    plan = plan_run({"env": name})
+    env = plan.maker()
     env.reset(seed=0)
     assert env.env_name == name
-    assert facts.time_limit is not None
-    assert facts.max_seq_len == facts.time_limit
+    assert plan.recipe.max_seq_len == plan.facts.time_limit is not None
     env.close()
 
 
@@ -43,11 +51,86 @@ def test_an_id_with_a_package_imports_the_package() -> None:
     assert maker().env_name == "Pendulum-v1"
 
 
-def test_the_context_length_is_the_time_limit_but_at_most_128_for_gymnasium_ids() -> None:
-    short = resolve_environment("CartPole-v1", {"max_episode_steps": 20})
-    assert inspect_environment(short).max_seq_len == 20
-    usual = inspect_environment(resolve_environment("CartPole-v1", {}))
-    assert (usual.time_limit, usual.max_seq_len) == (500, 128)
+def test_the_context_length_is_the_time_limit_up_to_the_length_of_the_kind() -> None:
+    facts = inspect_environment(resolve_environment("CartPole-v1", {"max_episode_steps": 20}))
+    assert facts.max_seq_len(128) == 20
+    facts = inspect_environment(resolve_environment("CartPole-v1", {}))
+    assert (facts.time_limit, facts.max_seq_len(128)) == (500, 128)
+
+
+class Shows(gymnasium.Env[Any, int]):
+    """Shows whatever its space holds."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        self.observation_space = space
+
+
+SPACES = {
+    "pixels": [
+        gymnasium.spaces.Box(0, 255, (84, 84, 3), np.uint8),
+        gymnasium.spaces.Box(0, 255, (1, 32, 40), np.uint8),
+    ],
+    "tokens": [gymnasium.spaces.Box(0, 255, (7, 7, 3), np.uint8)],
+    "vectors": [
+        gymnasium.spaces.Box(-1, 1, (84,)),
+        gymnasium.spaces.Discrete(16),
+        gymnasium.spaces.MultiDiscrete([3, 4]),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_the_kind_of_an_environment_outside_the_catalog_is_read_off_its_observations(kind: str) -> None:
+    for space in SPACES[kind]:
+        gymnasium.register("Shows-v0", partial(Shows, space))
+        try:
+            assert inspect_environment(resolve_environment("Shows-v0", {})).kind == kind
+            both = gymnasium.spaces.Dict({"shown": space, "speed": gymnasium.spaces.Box(-1, 1, (2,))})
+            gymnasium.register("Both-v0", partial(Shows, both))
+            assert inspect_environment(resolve_environment("Both-v0", {})).kind == kind
+        finally:
+            for name in ("Shows-v0", "Both-v0"):
+                gymnasium.registry.pop(name, None)
+
+
+def test_environments_of_a_module_are_named_by_id_or_by_class() -> None:
+    module = "gymnasium.envs.classic_control"
+    assert resolve_environment(f"{module}:Pendulum-v1", {})().env_name == "Pendulum-v1"
+    maker = resolve_environment(f"{module}:PendulumEnv", {"g": 3.0})
+    assert maker().unwrapped.g == 3.0
+    assert pickle.loads(pickle.dumps(maker)) == maker
+
+
+def test_environments_of_the_working_folder_are_found(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "gymnasium.register('Mine-v0', PendulumEnv, max_episode_steps=30)\n"
+    )
+    (tmp_path / "mine.gin").write_text("import my_envs\nAgent.gamma = 0.9\n")
+    command = [
+        str(Path(sys.executable).parent / "amago-run"),
+        "train",
+        "my_envs:Mine-v0",
+        "--gin",
+        "mine.gin",
+    ]
+    budget = ["--epochs", "1", "--batches-per-epoch", "1", "--actors", "2", "--eval-episodes", "2"]
+    finished = subprocess.run([*command, *budget], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "runs" / "my_envs-Mine-v0" / "summary.json").is_file()
+
+
+@pytest.mark.skipif(gymnasium.__version__ < "1", reason="gymnasium 0.29 has one mode")
+def test_a_gymnasium_id_with_a_vector_version_steps_its_environments_together() -> None:
+    plan = plan_run({"env": "CartPole-v1", "env_mode": "already_vectorized", "actors": 3})
+    env = plan.maker()
+    assert env.batched_envs == 3
+    timestep, _ = env.reset(seed=0)
+    assert timestep.obs["observation"].shape == (3, 4)
+    env.close()
 
 
 def test_a_maker_can_be_pickled() -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from amago.cli.app import app
+from amago.cli.build import bind_gin, build_experiment, plan_run
 from amago.cli.environments import EnvMaker
 from amago.experiment import Experiment
 from amago.experiment.run_json import read_run
@@ -140,6 +141,25 @@ def test_a_resumed_run_continues_with_its_own_settings(tmp_path: Path) -> None:
         said = refused("train", *run, "--resume", "--epochs", "4", *changed)
         assert "cannot change" in said
     assert "has finished its 3 epochs" in refused("train", *run, "--resume")
+
+
+def test_the_learning_rate_falls_to_its_end_and_continues_when_resumed(tmp_path: Path) -> None:
+    settings = {"epochs": 2, "batches_per_epoch": 60, "batch_size": 2, "actors": 2, "timesteps_per_epoch": 60}
+    plan = plan_run({"env": "CartPole-v1", "env_args": {"max_episode_steps": 30}, **settings})
+    rates = []
+    for epochs, resume in ((1, False), (2, True)):
+        bind_gin(plan.gin)
+        experiment = build_experiment(plan, tmp_path / "run", resume=resume)
+        experiment.epochs = epochs
+        experiment.start()
+        rates.append(experiment.lr_schedule.get_last_lr()[0])
+        experiment.learn()
+        rates.append(experiment.lr_schedule.get_last_lr()[0])
+        experiment.close()
+    # 60 and 120 of 120 updates, of which 100 are the warm-up.
+    highest, end = plan.recipe.learning_rate, plan.recipe.lr_end
+    assert rates[1] == rates[2] == pytest.approx(highest * 0.61 * (1 + end) / 2)
+    assert rates[3] == pytest.approx(highest * end)
 
 
 class Switches(gymnasium.Env[np.ndarray, np.ndarray]):

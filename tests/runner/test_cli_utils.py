@@ -216,8 +216,10 @@ def test_defaults_of_the_common_options() -> None:
 def test_a_star_import_brings_registries_base_classes_and_exploration() -> None:
     names: dict[str, Any] = {}
     exec("from amago.cli_utils import *", names)
-    for wanted in ("get_traj_encoder_cls", "list_registered_agents", "TstepEncoder", "EpsilonGreedy"):
-        assert wanted in names
+    for kind in ("agent", "exploration", "traj_encoder", "tstep_encoder"):
+        assert {f"get_{kind}_cls", f"list_registered_{kind}s"} <= names.keys()
+    assert {"Agent", "MultiTaskAgent", "TrajEncoder", "TstepEncoder", "Experiment"} <= names.keys()
+    assert {"ExplorationWrapper", "EpsilonGreedy", "BilevelEpsilonGreedy"} <= names.keys()
 
 
 def test_an_experiment_follows_the_options_and_trains(

@@ -18,7 +18,7 @@ from amago.cli.app import app
 from amago.experiment import Experiment
 from amago.experiment.saved_policies import read_saved_policy
 
-SIZE = ["--memory-size", "16", "--memory-layers", "1"]
+SIZE = ["--memory-size", "16", "--memory-layers", "1", "--traj-encoder", "transformer"]
 TINY = [
     *SIZE,
     *("--actors", "2", "--batch-size", "4", "--epochs", "1", "--timesteps-per-epoch", "40"),

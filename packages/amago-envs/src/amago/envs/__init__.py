@@ -13,6 +13,7 @@ check_gymnasium_version(gymnasium.__version__)
 
 from amago.envs.amago_env import AMAGOEnv  # noqa: E402 (the version check comes first)
 from amago.envs.builtin.kshot import KShot  # noqa: E402
+from amago.envs.check_env import EnvReport, check_env  # noqa: E402
 from amago.envs.exploration import (  # noqa: E402
     BilevelEpsilonGreedy,
     EpsilonGreedy,
@@ -37,6 +38,7 @@ __all__ = [
     "AMAGOEnv",
     "BilevelEpsilonGreedy",
     "EnvCreator",
+    "EnvReport",
     "EpisodeStats",
     "EpsilonGreedy",
     "ExplorationWrapper",
@@ -44,6 +46,7 @@ __all__ = [
     "ReturnHistory",
     "SequenceWrapper",
     "SpecialMetricHistory",
+    "check_env",
     "get_exploration_cls",
     "list_registered_explorations",
     "register_exploration",

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 __all__ = ["main"]
 
@@ -16,6 +17,8 @@ def main() -> None:
     # OpenMP threads that spin while they wait slow down small networks tenfold when other processes use the cores.
     # OpenMP reads this once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Environments and gin files may import modules of the working folder, as with `python -m`.
+    sys.path.insert(0, os.getcwd())
     from amago.cli.app import app
 
     app(prog_name="amago-run")

@@ -65,7 +65,7 @@ def train(
         str | None,
         typer.Argument(
             metavar="ENV",
-            help="MetaFrozenLake, RoomKeyDoor, TMazeAltPassive, TMazeAltActive or a Gymnasium id.",
+            help="A name or id that `amago-run list environments` shows, any Gymnasium id, or MODULE:ID.",
             show_default="the quickstart",
         ),
     ] = None,
@@ -88,6 +88,8 @@ def train(
 ) -> None:
     """Train an agent on [bold]ENV[/], a builtin environment or any Gymnasium id.
 
+    The default settings are those of the environment's kind ([bold]amago-run list recipes[/]).
+
     Without ENV this trains the quickstart: MetaFrozenLake, where an agent has
     five attempts at a new frozen lake in every episode and learns to improve
     from one attempt to the next. Checkpoints, metrics, the summary and the
@@ -105,6 +107,47 @@ def train(
         log_to_wandb=wandb,
         console=Console(),
     )
+
+
+@app.command("list", cls=_Command)
+def list_(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WHAT",
+            help="environments, recipes, agents, tstep-encoders, traj-encoders or explorations.",
+            show_default="all",
+        ),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the environments as a Markdown table.")
+    ] = False,
+) -> None:
+    """List environments, the default settings for each kind of them, and registered classes."""
+    from amago.cli.listing import show_list
+
+    show_list(Console(), what, markdown=markdown)
+
+
+@app.command("check-env", cls=_Command)
+def check_env(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="An environment as train takes it.")],
+    env_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment; repeatable."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes to play.")] = 3,
+) -> None:
+    """Play an environment with random actions: what is wrong with it, and what an agent sees of it.
+
+    The exit status is 1 if there are errors; warnings leave it 0.
+    """
+    from amago.cli.check import check_environment
+    from amago.cli.options import parse_arguments
+
+    arguments = parse_arguments(env_arg or [], "--env-arg")
+    if check_environment(env, arguments, episodes=episodes, console=Console()):
+        raise typer.Exit(1)
 
 
 @app.command("eval", cls=_Command)

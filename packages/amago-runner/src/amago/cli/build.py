@@ -6,7 +6,9 @@ gin settings apply in this order, later ones win: the recipe, options, --gin fil
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,17 @@ import gin
 import torch
 
 from amago.agent import BaseAgent
-from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, resolve_environment
+from amago.cli.environments import (
+    EnvFacts,
+    EnvMaker,
+    choose_env_mode,
+    inspect_environment,
+    maker_of,
+    resolve_environment,
+)
+from amago.experiment.learning_rate import LinearDecay
 from amago.cli.options import OPTIONS, UsageProblem, option_name, split_assignment
-from amago.cli.recipe import Recipe
+from amago.cli.recipe import QUICKSTART, Recipe, recipe_for
 from amago.cli_utils import (
     switch_agent,
     switch_exploration,
@@ -29,6 +39,8 @@ from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
 from amago.experiment.run_json import RunRecord
+from amago.loading import OfflineDataset
+from amago.loading.offline.array_files import load_minari
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -44,6 +56,7 @@ _ARGUMENTS = {
         for name in (
             *("max_seq_len", "env_mode", "epochs", "val_interval", "ckpt_interval", "batch_size", "seed"),
             *("learning_rate", "lr_warmup_steps", "grad_clip", "l2_coeff", "mixed_precision"),
+            *("padded_sampling", "sample_actions_val"),
         )
     },
 }
@@ -67,25 +80,43 @@ class RunPlan:
     gin: Mapping[str, Any]
 
 
-def plan_run(recipe: Recipe) -> RunPlan:
-    """Finds the environment and the classes of a recipe, and fills in the settings that are None.
+def plan_run(changes: Mapping[str, Any]) -> RunPlan:
+    """Chooses the recipe of an environment, and the classes that its names refer to.
+
+    Args:
+        changes: the settings given on the command line; without "env" they are changes to the quickstart.
 
     Raises:
-        UsageProblem: an unknown name; suggests the most similar one.
+        UsageProblem: an unknown name, which suggests the most similar one; an environment that cannot be made, or
+            does not have the mode.
     """
-    maker = resolve_environment(recipe.env, recipe.env_args)
+    maker = resolve_environment(changes.get("env", QUICKSTART.env), changes.get("env_args", {}))
+    env_mode = choose_env_mode(maker.name, changes.get("env_mode"))
     facts = inspect_environment(maker)
+    recipe = recipe_for(maker.name, facts.kind, facts.action_kind).updated(**changes)
     recipe = recipe.updated(
         env=maker.name,
         env_args=dict(maker.args),
-        max_seq_len=recipe.max_seq_len or facts.max_seq_len,
+        env_mode=env_mode,
+        max_seq_len=recipe.max_seq_len or facts.max_seq_len(recipe.context),
         tstep_encoder=recipe.tstep_encoder or facts.tstep_encoder,
     )
+    if env_mode == "already_vectorized" and recipe.actors < 2:
+        raise UsageProblem("environments that step together are at least 2.", "--actors")
+    return _plan(recipe, facts)
+
+
+def plan_recorded_run(recipe: Recipe) -> RunPlan:
+    """The plan of a complete recipe, such as a run has recorded."""
+    return _plan(recipe, inspect_environment(maker_of(recipe)))
+
+
+def _plan(recipe: Recipe, facts: EnvFacts) -> RunPlan:
     config: dict[str, Any] = {}
     try:
         plan = RunPlan(
             recipe=recipe,
-            maker=maker,
+            maker=maker_of(recipe),
             facts=facts,
             agent=switch_agent(config, recipe.agent),
             tstep_encoder=switch_tstep_encoder(config, str(recipe.tstep_encoder)),
@@ -103,8 +134,27 @@ def plan_run(recipe: Recipe) -> RunPlan:
         # Samples of MultiBinary actions carry no gradient, so the agent learns by the offline loss alone.
         config[f"{selector_of(plan.agent)}.online_coeff"] = 0.0
         config[f"{selector_of(plan.agent)}.offline_coeff"] = 1.0
-    config.update(recipe.gin)
+    config["DiskTrajDataset.sample_by"] = recipe.sample_by
+    if recipe.tstep_encoder == "multimodal" and facts.grids:
+        # Ids need the scale of their statistics; a convolutional network would scale them as pixels.
+        config["MultiModalTstepEncoder.encoders"] = dict.fromkeys(facts.grids, "vector")
+    settings = dict(recipe.gin)
+    if facts.reward_multiplier is not None:
+        settings["Agent.reward_multiplier"] = facts.reward_multiplier
+    config.update(_for_agent(settings, plan.agent))
     return plan
+
+
+def _for_agent(settings: Mapping[str, Any], agent: type[BaseAgent]) -> dict[str, Any]:
+    """gin settings with those of "Agent" renamed to the chosen agent's; what it does not take is left out."""
+    renamed = {}
+    for key, value in settings.items():
+        selector, _, parameter = key.rpartition(".")
+        if selector != "Agent":
+            renamed[key] = value
+        elif parameter in parameters_of(agent):
+            renamed[f"{selector_of(agent)}.{parameter}"] = value
+    return renamed
 
 
 def _choose_exploration(config: dict[str, Any], recipe: Recipe, facts: EnvFacts) -> type[ExplorationWrapper]:
@@ -169,7 +219,10 @@ def build_agent(plan: RunPlan) -> BaseAgent:
         UsageProblem: agent, encoders or exploration refuse a setting.
     """
     assert plan.recipe.max_seq_len is not None
-    env = plan.maker()
+    try:
+        env = plan.maker()
+    except ValueError as error:
+        raise UsageProblem(f"{plan.maker.name}: {error}", "ENV") from error
     try:
         plan.exploration(env)
         with torch.random.fork_rng():
@@ -187,6 +240,33 @@ def build_agent(plan: RunPlan) -> BaseAgent:
         env.close()
 
 
+def _offline_arguments(plan: RunPlan, folder: Path) -> dict[str, Any]:
+    """Arguments of a run that learns from a Minari dataset and collects nothing."""
+    dataset = load_minari(
+        plan.recipe.env_args["dataset"], download=plan.recipe.env_args.get("download", False)
+    )
+    return {
+        "dataset": OfflineDataset(
+            dataset, store=folder.parent / f"{folder.name}-data", sample_by="timesteps"
+        ),
+        "dset_root": None,
+        "dset_name": None,
+        "dset_max_size": None,
+        "start_collecting_at_epoch": math.inf,
+    }
+
+
+@contextmanager
+def limited_threads(threads: int | None) -> Iterator[None]:
+    """Sets the number of torch's threads, and afterwards the former number again; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def build_experiment(
     plan: RunPlan,
     folder: Path,
@@ -201,6 +281,9 @@ def build_experiment(
         UsageProblem: the Experiment refuses an argument.
     """
     recipe = plan.recipe
+    if recipe.lr_end < 1.0:
+        decay = LinearDecay(max(1, recipe.epochs * recipe.batches_per_epoch), recipe.lr_end)
+        callbacks = [*callbacks, decay]
     arguments: dict[str, Any] = {
         "run_name": folder.name,
         "ckpt_base_dir": folder.parent,
@@ -210,7 +293,7 @@ def build_experiment(
         "traj_encoder_type": plan.traj_encoder,
         "agent_type": plan.agent,
         "exploration_wrapper_type": plan.exploration,
-        "val_timesteps_per_epoch": recipe.val_rounds * plan.facts.evaluation_steps,
+        "val_timesteps_per_epoch": min(recipe.val_rounds * plan.facts.evaluation_steps, recipe.val_steps),
         "make_train_env": plan.maker,
         "make_val_env": plan.maker,
         "log_to_wandb": log_to_wandb,
@@ -225,6 +308,10 @@ def build_experiment(
         },
         **{name: getattr(recipe, setting) for name, setting in _ARGUMENTS.items()},
     }
+    if plan.facts.kind == "offline":
+        arguments.update(_offline_arguments(plan, folder))
+    if recipe.traj_save_len is not None:
+        arguments["traj_save_len"] = max(recipe.traj_save_len, recipe.max_seq_len or 0)
     bound = {each.parameter for each in active_bindings() if each.selector == selector_of(Experiment)}
     for name in bound & arguments.keys():
         setting = _ARGUMENTS.get(name, name)

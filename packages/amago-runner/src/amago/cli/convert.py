@@ -31,6 +31,10 @@ from amago.loading.offline.array_files import ARRAY_SUFFIXES, HDF5_SUFFIXES, act
 
 ARRAYS = "arrays"
 FORMATS = (*SAVE_FORMATS, ARRAYS)
+_SUPPORTED = (
+    f"trajectories are files {', '.join(sorted(set(SAVE_FORMATS.values())))} or folders of them, arrays "
+    f"{', '.join(ARRAY_SUFFIXES)}."
+)
 _Named = Iterator[tuple[str, str, FrozenTraj]]  # file name, environment's name, trajectory
 
 
@@ -62,6 +66,7 @@ def convert(
     try:
         if target.exists():
             raise UsageProblem(f"{target} exists and is not overwritten: give another name.", "DST")
+        _check_source(source)
         from_arrays = is_file_of_arrays(source)
         if actions is not None and not from_arrays:
             raise UsageProblem(
@@ -99,7 +104,14 @@ def _format_of(target: Path, single: bool) -> str:
         return ARRAYS
     if target.suffix == ".npz":
         return "npz" if single else ARRAYS
+    if target.suffix[1:].isalpha() and target.suffix not in SAVE_FORMATS.values():
+        raise UsageProblem(f"{target.suffix} is not a format that is written: {_SUPPORTED}", "DST")
     return "traj"
+
+
+def _check_source(source: Path) -> None:
+    if source.is_file() and source.suffix not in (*SAVE_FORMATS.values(), *ARRAY_SUFFIXES):
+        raise UsageProblem(f"{source.suffix or 'a file'} is not a format that is read: {_SUPPORTED}", "SRC")
 
 
 def _check_target(target: Path, to: str, single: bool) -> None:

@@ -1,59 +1,27 @@
-"""Environments of the command line: finds a builtin environment or a Gymnasium id by its name."""
+"""Environments of the command line, found by name in the catalog, Gymnasium's registry or a user's module."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from amago.cli.options import UsageProblem
+from amago.cli.recipe import Recipe
 from amago.envs import AMAGOEnv
+from amago.envs.builtin.catalog import CATALOG, CatalogEntry, Kind, find_entry
 from amago.envs.registry import did_you_mean
-from amago.nets.specs import as_action_spec
+from amago.nets.specs import as_action_spec, as_obs_spec
 from amago.nets.tstep_encoders import tstep_encoder_for
 
-# Context length for Gymnasium ids; most are Markovian. Builtin environments need memory of the whole episode.
-_MAX_DEFAULT_CONTEXT = 128
-_EVALUATION_STEPS_WITHOUT_LIMIT = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Builtin:
-    """A builtin environment: its module, default arguments, and the number of steps of an episode."""
-
-    module: str
-    defaults: Mapping[str, Any]
-    time_limit: Callable[[Any], int]
-
-    def load(self, name: str) -> Callable[..., Any]:
-        """The environment's class."""
-        cls: Callable[..., Any] = getattr(importlib.import_module(self.module), name)
-        return cls
-
-
-_TMAZE = Builtin(
-    module="amago.envs.builtin.tmaze",
-    defaults={"corridor_length": 20, "penalty": -0.05},
-    time_limit=lambda env: int(env.episode_length),
-)
-BUILTINS: dict[str, Builtin] = {
-    "MetaFrozenLake": Builtin(
-        module="amago.envs.builtin.toy_gym",
-        defaults={"size": 3, "k_episodes": 5},
-        time_limit=lambda env: int(env.k_episodes * env.max_episode_steps),
-    ),
-    "RoomKeyDoor": Builtin(
-        module="amago.envs.builtin.toy_gym",
-        defaults={},
-        time_limit=lambda env: int(env.meta_rollout_horizon),
-    ),
-    "TMazeAltPassive": _TMAZE,
-    "TMazeAltActive": _TMAZE,
-}
+_STEPS_WITHOUT_LIMIT = 1000
+_SMALLEST_PICTURE = 32  # pixels of the shorter side; smaller images are grids of ids
+# What constructors of environments raise for arguments that they refuse.
+_REFUSALS = (TypeError, ValueError, AssertionError, AttributeError, KeyError, ImportError, RuntimeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,40 +31,67 @@ class EnvMaker:
     A dataclass and no closure, so worker processes can receive it and run.json can hold it.
 
     Attributes:
-        name: a key of `BUILTINS` or a complete Gymnasium id; also the environment's name in metrics.
-        args: keyword arguments of the environment, the builtin defaults included.
+        name: a name or an id of the catalog, a complete Gymnasium id, or "module:Class".
+        args: keyword arguments of the environment, the catalog's defaults included.
+        num_envs: environments that step together in one object; 1 for an ordinary environment.
     """
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
+    num_envs: int = 1
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """A new environment, not wrapped for the agent."""
-        if self.name in BUILTINS:
-            env: gymnasium.Env[Any, Any] = BUILTINS[self.name].load(self.name)(**self.args)
-            return env
+        """A new environment; not wrapped for the agent, unless the catalog's class is an AMAGOEnv already."""
+        entry = find_entry(self.name)
+        if entry is not None:
+            factory, wrapper = entry.load()
+            rows = {entry.rows_argument: self.num_envs} if entry.rows_argument else {}
+            env = factory(**self.args, **rows)
+            return cast("gymnasium.Env[Any, Any]", env if wrapper is None else wrapper(env))
+        if (cls := _class_in_module(self.name)) is not None:
+            return cls(**self.args)
+        if self.num_envs > 1:
+            batched: Any = gymnasium.make_vec(
+                self.name, self.num_envs, vectorization_mode="vector_entry_point", **self.args
+            )
+            return cast("gymnasium.Env[Any, Any]", batched)
         return gymnasium.make(self.name, **self.args)
 
     def __call__(self) -> AMAGOEnv:
-        return AMAGOEnv(self.make(), env_name=self.name.rpartition(":")[2])
+        env = self.make()
+        if isinstance(env, AMAGOEnv):
+            return env
+        tells_its_task = find_entry(self.name) is not None and hasattr(env, "env_name")
+        name = None if tells_its_task else self.name.rpartition(":")[2]
+        return AMAGOEnv(env, env_name=name, batched_envs=self.num_envs)
+
+
+def maker_of(recipe: Recipe) -> EnvMaker:
+    """The maker of a complete recipe's environments."""
+    num_envs = recipe.actors if recipe.env_mode == "already_vectorized" else 1
+    return EnvMaker(name=recipe.env, args=recipe.env_args, num_envs=num_envs)
 
 
 def resolve_environment(name: str, args: Mapping[str, Any]) -> EnvMaker:
     """The maker of the environment with this name and these arguments.
 
     Args:
-        name: a key of `BUILTINS`, or a Gymnasium id: "CartPole-v1", "CartPole" for the newest version, or
-            "package:Id-v0" for an id that a package registers when it is imported.
+        name: a name of the catalog; an id of one of its packages, such as "BabyAI-GoToLocal-v0"; a Gymnasium id:
+            "CartPole-v1", "CartPole" for the newest version, or "module:Id-v0" for an id that a module registers
+            when it is imported; or "module:Class".
 
     Raises:
         UsageProblem: an unknown environment; suggests the most similar one.
     """
-    if name in BUILTINS:
-        return EnvMaker(name=name, args={**BUILTINS[name].defaults, **args})
+    entry = find_entry(name)
+    if entry is not None:
+        return EnvMaker(name=name, args={**_arguments_of_entry(entry, name), **args})
     module, colon, env_id = name.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
+        if _class_in_module(name) is not None:
+            return EnvMaker(name=name, args=dict(args))
         namespace, base, version = parse_env_id(env_id)
         latest = find_highest_version(namespace, base)
         if version is None and latest is not None:
@@ -105,12 +100,69 @@ def resolve_environment(name: str, args: Mapping[str, Any]) -> EnvMaker:
     except ImportError as error:
         raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
     except gymnasium.error.Error as error:
-        hint = did_you_mean(env_id, [*BUILTINS, *gymnasium.registry])
+        raise _unknown_environment(env_id) from error
+
+
+def _arguments_of_entry(entry: CatalogEntry, name: str) -> dict[str, Any]:
+    """The catalog's arguments for a name or an id; UsageProblem if packages are missing or have no such id."""
+    try:
+        entry.import_packages()
+        if name != entry.name:
+            known = [each for each in gymnasium.registry if each.startswith(entry.id_prefix)]
+            if known and name not in known:
+                raise _unknown_environment(name)
+        return entry.arguments(name)
+    except (ImportError, ValueError) as error:
+        raise UsageProblem(f"{name}: {error}", "ENV") from error
+
+
+def _unknown_environment(name: str) -> UsageProblem:
+    examples = [entry.example_id for entry in CATALOG.values() if entry.example_id]
+    hint = did_you_mean(name, [*CATALOG, *gymnasium.registry, *examples])
+    return UsageProblem(
+        f"there is no environment {name!r}.{hint} `amago-run list environments` shows the builtin ones; any "
+        "Gymnasium id works too, as MODULE:ID if another module registers it.",
+        "ENV",
+    )
+
+
+def _class_in_module(name: str) -> Callable[..., gymnasium.Env[Any, Any]] | None:
+    """The environment class that "module:Class" names; None for an id."""
+    module, _, attribute = name.rpartition(":")
+    found = getattr(importlib.import_module(module), attribute, None) if module else None
+    return found if isinstance(found, type) and issubclass(found, gymnasium.Env) else None
+
+
+def choose_env_mode(name: str, wanted: str | None) -> str:
+    """The way to step environments of this name: the wanted one, or the one that they need.
+
+    Raises:
+        UsageProblem: they have no such mode.
+    """
+    entry = find_entry(name)
+    if entry is not None and entry.rows_argument:
+        if wanted not in (None, "already_vectorized"):
+            raise UsageProblem(
+                f"{name} steps its environments together: use already_vectorized.", "--env-mode"
+            )
+        return "already_vectorized"
+    if entry is not None and entry.one_per_process:
+        if wanted not in (None, "async"):
+            raise UsageProblem(f"{name} needs a process for each environment: use async.", "--env-mode")
+        return "async"
+    if wanted == "already_vectorized" and (entry is not None or not _has_vector_version(name)):
+        together = ", ".join(each.name for each in CATALOG.values() if each.rows_argument)
         raise UsageProblem(
-            f"there is no environment {env_id!r}.{hint} Builtin are {', '.join(BUILTINS)}; any Gymnasium id works "
-            "too, as PACKAGE:ID if another package registers it.",
-            "ENV",
-        ) from error
+            f"{name} has no version that steps many environments at once: use sync or async. Environments that "
+            f"have one are {together}, and Gymnasium ids with a vector_entry_point, such as CartPole-v1.",
+            "--env-mode",
+        )
+    return wanted or "sync"
+
+
+def _has_vector_version(name: str) -> bool:
+    spec = gymnasium.registry.get(name.rpartition(":")[2])
+    return spec is not None and spec.vector_entry_point is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,28 +170,31 @@ class EnvFacts:
     """Properties of an environment that default settings depend on.
 
     Attributes:
+        kind: the kind of environment, which selects the recipe.
         time_limit: maximum length of an episode in steps; None if there is no limit.
-        needs_memory: the agent needs the whole episode as context.
+        context: default context length in timesteps; None decides by the recipe and the time limit.
+        reward_multiplier: scale of rewards for training; None for that of the recipe.
         action_kind: "discrete", "multidiscrete", "multibinary" or "box".
         tstep_encoder: the name of the timestep encoder for the observation space.
+        grids: keys of observations that are small grids of ids.
     """
 
+    kind: Kind
     time_limit: int | None
-    needs_memory: bool
+    context: int | None
+    reward_multiplier: float | None
     action_kind: str
     tstep_encoder: str
-
-    @property
-    def max_seq_len(self) -> int:
-        """Default context length in timesteps."""
-        if self.time_limit is None:
-            return _MAX_DEFAULT_CONTEXT
-        return self.time_limit if self.needs_memory else min(self.time_limit, _MAX_DEFAULT_CONTEXT)
+    grids: tuple[str, ...]
 
     @property
     def evaluation_steps(self) -> int:
         """Steps in which every actor finishes at least one episode; a guess if there is no time limit."""
-        return (self.time_limit or _EVALUATION_STEPS_WITHOUT_LIMIT) + 1
+        return (self.time_limit or _STEPS_WITHOUT_LIMIT) + 1
+
+    def max_seq_len(self, longest: int) -> int:
+        """Default context length: that of the catalog, else the time limit, at most `longest`."""
+        return self.context or min(self.time_limit or longest, longest)
 
 
 def inspect_environment(maker: EnvMaker) -> EnvFacts:
@@ -150,22 +205,49 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
     """
     try:
         env = maker.make()
-    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
+    except (*_REFUSALS, gymnasium.error.Error) as error:
         raise UsageProblem(f"{maker.name} cannot be made: {error}", "ENV") from error
+    entry = find_entry(maker.name)
     try:
-        wrapped = AMAGOEnv(env, env_name=maker.name)
-        builtin = BUILTINS.get(maker.name)
-        if builtin is not None:
-            limit: int | None = builtin.time_limit(env.unwrapped)
-        else:
-            limit = None if env.spec is None else env.spec.max_episode_steps
+        wrapped = env if isinstance(env, AMAGOEnv) else AMAGOEnv(env, maker.name, maker.num_envs)
+        space = wrapped.mapped_observation_space
         return EnvFacts(
-            time_limit=limit,
-            needs_memory=builtin is not None,
+            kind=_kind_of(env.observation_space, space) if entry is None else entry.kind,
+            time_limit=_time_limit(entry, env),
+            context=None if entry is None else entry.context,
+            reward_multiplier=None if entry is None else entry.reward_multiplier,
             action_kind=as_action_spec(wrapped.action_space).kind,
-            tstep_encoder=tstep_encoder_for(wrapped.observation_space),
+            tstep_encoder=tstep_encoder_for(space),
+            grids=tuple(key for key, side in _sides(space).items() if side < _SMALLEST_PICTURE),
         )
     except (TypeError, ValueError) as error:
         raise UsageProblem(f"{maker.name} is not supported: {error}", "ENV") from error
     finally:
         env.close()
+
+
+def _kind_of(space: Any, mapped: Any) -> Kind:
+    """Pixels for images of some size, tokens for small grids and texts, else vectors."""
+    sides = _sides(mapped).values()
+    if any(side >= _SMALLEST_PICTURE for side in sides):
+        return "pixels"
+    return "tokens" if sides or _holds_text(space) else "vectors"
+
+
+def _sides(mapped: Any) -> dict[str, int]:
+    """The shorter side of each image, (H, W, C) or (C, H, W), by key."""
+    arrays = as_obs_spec(mapped).items()
+    return {key: sorted(array.shape)[-2] for key, array in arrays if len(array.shape) == 3}
+
+
+def _holds_text(space: Any) -> bool:
+    inner = getattr(space, "spaces", None)
+    if inner is not None:
+        return any(_holds_text(each) for each in (inner.values() if isinstance(inner, Mapping) else inner))
+    return getattr(space.dtype, "kind", None) == "U"  # gymnasium's Text, minigrid's MissionSpace
+
+
+def _time_limit(entry: CatalogEntry | None, env: gymnasium.Env[Any, Any]) -> int | None:
+    if entry is None:
+        return None if env.spec is None else env.spec.max_episode_steps
+    return entry.episode_steps if entry.steps_of is None else entry.steps_of(env)

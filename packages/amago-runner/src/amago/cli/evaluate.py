@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from amago.cli.build import bind_gin
-from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment
+from amago.cli.build import bind_gin, limited_threads
+from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
 from amago.cli.plots import draw_runs, read_figures
 from amago.cli.report import Summary, comparison_table, show_evaluation
@@ -36,7 +36,7 @@ def rebuilt_experiment(
     """
     recipe, record = recorded_recipe(folder), read_run(folder)
     bind_gin(record, gin_files, assignments)
-    maker = EnvMaker(name=recipe.env, args=recipe.env_args)
+    maker = maker_of(recipe)
     with TemporaryDirectory(prefix="amago-run-") as scratch:
         arguments = record.experiment_arguments(
             make_train_env=maker,
@@ -87,12 +87,15 @@ def evaluate_run(
         UsageProblem: the checkpoint does not exist, or a setting is unknown.
     """
     recipe = recorded_recipe(folder)
-    maker = EnvMaker(name=recipe.env, args=recipe.env_args)
+    maker = maker_of(recipe)
     facts = inspect_environment(maker)
     episodes = recipe.eval_episodes if episodes is None else episodes
     weights = _find_weights(folder, checkpoint)
     changes = {} if seed is None else {"seed": seed}
-    with rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment:
+    with (
+        limited_threads(recipe.threads),
+        rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment,
+    ):
         experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
         metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)
     show_evaluation(console, f"{folder.name}: {recipe.env}, checkpoint {checkpoint}", metrics, episodes)

@@ -13,7 +13,6 @@ from amago.agent import BaseAgent
 from amago.cli.build import bind_gin, build_agent, build_experiment, plan_run
 from amago.cli.evaluate import rebuilt_experiment
 from amago.cli.options import UsageProblem
-from amago.cli.recipe import recipe_for
 from amago.cli.run_folders import RUN_FILE, find_run, prepare_folder
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
@@ -81,7 +80,7 @@ def _import_into_new_run(
     if (folder / RUN_FILE).exists():
         remedy = "leave out --env and the other settings, or choose another name."
         raise UsageProblem(f"the run {folder} exists: {remedy}", "RUN")
-    plan = plan_run(recipe_for(changes["env"]).updated(**changes))
+    plan = plan_run(changes)
     bind_gin(plan.gin, gin_files, assignments)
     load_saved_policy(build_agent(plan), weights, file)  # Fails before anything is written.
     prepare_folder(folder, overwrite=False)

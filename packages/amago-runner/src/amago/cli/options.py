@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from amago.cli.recipe import QUICKSTART, Recipe
+from amago.cli.recipe import QUICKSTART, RECIPES, Recipe
 
 
 class UsageProblem(typer.BadParameter):
@@ -89,9 +89,12 @@ def _with_default(option: OptionInfo, field: dataclasses.Field[Any]) -> OptionIn
     default = option.show_default if isinstance(option.show_default, str) else field.default
     option.show_default = False
     if default is not dataclasses.MISSING:
-        quickstart = getattr(QUICKSTART, field.name)
-        other = f"; quickstart: {quickstart}" if quickstart not in (None, field.default) else ""
-        option.help = f"{option.help} [dim]\\[default: {default}{other}][/]"
+        by_kind: dict[str, Any] = {kind: settings.get(field.name) for kind, settings in RECIPES.items()}
+        by_kind["quickstart"] = getattr(QUICKSTART, field.name)
+        others = [
+            f"; {kind}: {value}" for kind, value in by_kind.items() if value not in (None, field.default)
+        ]
+        option.help = f"{option.help} [dim]\\[default: {default}{''.join(others)}][/]"
     return option
 
 

@@ -1,7 +1,8 @@
 """The recipe: every setting of a training run, with its type, default value and help text.
 
 The options of `amago-run train` and their help are generated from these fields (`options.py`), and run.json
-records the recipe, so `eval` and `--resume` need no options.
+records the recipe, so `eval` and `--resume` need no options. `RECIPES` holds the default settings for each kind of
+environment, `QUICKSTART` those of the quickstart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 from typer.models import OptionInfo
+
+from amago.envs.builtin.catalog import Kind
 
 ENVIRONMENT = "Environment"
 AGENT = "Agent"
@@ -38,13 +41,23 @@ class Recipe:
     A setting of None is chosen to suit the environment.
 
     Attributes:
-        env: a builtin environment's name or a Gymnasium id.
+        env: a builtin environment's name, an id of its package, or a Gymnasium id.
+        context: the largest default context length in timesteps.
         val_rounds: episodes that every actor can finish, at least, in an evaluation during training.
+        val_steps: the most steps of an actor in an evaluation during training.
+        sample_actions_val: sample actions in evaluations, instead of taking the most likely ones.
+        sample_by: "files" or "timesteps": what has the same chance to be drawn from the replay buffer.
+        padded_sampling: ends of a trajectory that training sequences may extend past: "none", "both", "left" or
+            "right".
+        traj_save_len: longest trajectory file in timesteps, so that learning need not wait for the end of long
+            episodes; None writes whole episodes.
         lr_warmup_steps: linear warm-up of the learning rate, in updates.
+        lr_end: learning rate at the end of the run, as a share of the highest; it falls linearly.
         grad_clip: maximum norm of the gradient.
         l2_coeff: weight decay of AdamW.
         exploration_share: fraction of the run over which exploration is annealed, in (0, 1].
-        gin: further gin settings, "Selector.parameter" to value; options, --gin and --set override them.
+        gin: further gin settings, "Selector.parameter" to value; options, --gin and --set override them. Settings
+            of "Agent" are those of the agent that is chosen.
     """
 
     env: str
@@ -57,7 +70,8 @@ class Recipe:
         Literal["sync", "async", "already_vectorized"],
         _option(
             ENVIRONMENT,
-            "sync: in this process; async: in worker processes; already_vectorized: a batched environment.",
+            "sync: in this process; async: in worker processes; already_vectorized: an environment that steps "
+            "many at once, such as gymnax's.",
             "MODE",
         ),
     ] = "sync"
@@ -68,7 +82,8 @@ class Recipe:
         _option(AGENT, "Timestep encoder: ff, cnn, multimodal.", show_default="by the observation space"),
     ] = None
     traj_encoder: Annotated[
-        str, _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn, ff, identity.")
+        str,
+        _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn or gru, ff, identity."),
     ] = "transformer"
     memory_size: Annotated[int, _number(AGENT, "Width of the trajectory encoder.")] = 128
     memory_layers: Annotated[int, _number(AGENT, "Layers of the trajectory encoder.")] = 2
@@ -77,7 +92,7 @@ class Recipe:
         _number(
             AGENT,
             "Context length in timesteps.",
-            show_default="the time limit, at most 128 for Gymnasium ids",
+            show_default="the time limit, up to a length by kind",
         ),
     ] = None
 
@@ -97,21 +112,33 @@ class Recipe:
     loader_workers: Annotated[
         int, _number(LEARNING, "Data loader processes; 0 loads in this process.", min=0)
     ] = 0
+    threads: Annotated[
+        int | None,
+        _number(LEARNING, "Threads of torch on a CPU.", show_default="torch's; 1 for small networks"),
+    ] = None
     lr_warmup_steps: int = 500
+    lr_end: float = 1.0
     grad_clip: float = 1.0
     l2_coeff: float = 1e-3
     exploration_share: float = 0.8
+    context: int = 128
+    sample_by: Literal["files", "timesteps"] = "files"
+    padded_sampling: Literal["none", "both", "left", "right"] = "none"
+    traj_save_len: int | None = None
 
     seed: Annotated[int, _number(RUN, "Random seed.", min=0)] = 0
     val_interval: Annotated[int, _number(RUN, "Epochs between evaluations.")] = 10
     val_rounds: int = 2
+    val_steps: int = 2000
+    sample_actions_val: bool = True
     ckpt_interval: Annotated[int, _number(RUN, "Epochs between checkpoints.")] = 50
     eval_episodes: Annotated[int, _number(RUN, "Episodes of the evaluation after training.")] = 100
     gin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.exploration_share <= 1:
-            raise ValueError(f"exploration_share must lie in (0, 1], got {self.exploration_share}")
+        for name in ("exploration_share", "lr_end"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
 
     def updated(self, **changes: Any) -> Recipe:
         """A copy with some fields replaced; environment arguments are added to those of this recipe."""
@@ -145,9 +172,159 @@ FIXED_WHEN_RESUMED = (
     "seed",
 )
 
+# Default settings by kind of environment, where they differ from those of the dataclass; for two CPU cores.
+# "continuous" is for environments of the kind "vectors" with Box actions.
+RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
+    # Networks without memory. A large tau and 5-step returns let values that sum many rewards grow in few updates.
+    "vectors": {
+        "traj_encoder": "ff",
+        "memory_size": 64,
+        "memory_layers": 1,
+        "actors": 16,
+        "epochs": 50,
+        "timesteps_per_epoch": 100,
+        "batches_per_epoch": 50,
+        "batch_size": 32,
+        "learning_rate": 5e-4,
+        "lr_warmup_steps": 100,
+        # At a constant rate one policy in five is much worse than those before and after it.
+        "lr_end": 0.05,
+        "threads": 1,
+        "context": 32,
+        # Sampling files uniformly would mostly show the short episodes of bad policies.
+        "sample_by": "timesteps",
+        # Otherwise the last step of an episode, such as a fall, is rare in the batches.
+        "padded_sampling": "both",
+        "traj_save_len": 100,
+        "sample_actions_val": False,
+        "gin": {
+            "FFTstepEncoder.d_hidden": 128,
+            "FFTstepEncoder.d_output": 64,
+            "Actor.d_hidden": 128,
+            "NCritics.d_hidden": 128,
+            "Agent.gamma": 0.99,
+            "Agent.use_multigamma": False,
+            "Agent.reward_multiplier": 1.0,
+            "Agent.tau": 0.1,
+            "Agent.n_step": 5,
+        },
+    },
+    "continuous": {
+        "traj_encoder": "ff",
+        "memory_size": 64,
+        "memory_layers": 1,
+        "actors": 8,
+        "epochs": 60,
+        "timesteps_per_epoch": 50,
+        "batches_per_epoch": 50,
+        "batch_size": 16,
+        "learning_rate": 5e-4,
+        "lr_warmup_steps": 100,
+        "threads": 1,
+        "context": 25,
+        # Episodes are written in segments, so learning need not wait for their end.
+        "traj_save_len": 50,
+        "sample_actions_val": False,
+        "gin": {
+            "FFTstepEncoder.n_layers": 1,
+            "FFTstepEncoder.d_hidden": 64,
+            "FFTstepEncoder.d_output": 64,
+            "Actor.d_hidden": 64,
+            "NCritics.d_hidden": 64,
+            "Agent.gamma": 0.95,
+            "Agent.reward_multiplier": 1.0,
+            "Agent.tau": 0.01,
+            "EpsilonGreedy.eps_end": 0.01,
+        },
+    },
+    # A small Transformer over the whole episode.
+    "memory": {
+        "memory_size": 64,
+        "actors": 16,
+        "epochs": 60,
+        "timesteps_per_epoch": 100,
+        "batches_per_epoch": 60,
+        "learning_rate": 5e-4,
+        "threads": 1,
+        "context": 512,
+        "gin": {
+            # Returns are of the order of 1, and PopArt begins with a scale of 10.
+            "Agent.reward_multiplier": 100.0,
+            "FFTstepEncoder.d_hidden": 128,
+            "FFTstepEncoder.d_output": 64,
+            "TformerTrajEncoder.n_heads": 4,
+            "TformerTrajEncoder.dropout_ff": 0.0,
+            "TformerTrajEncoder.dropout_emb": 0.0,
+            "Actor.d_hidden": 128,
+            "NCritics.d_hidden": 128,
+        },
+    },
+    # Few frames per update, because a convolutional network on a CPU takes milliseconds for each.
+    "pixels": {
+        "traj_encoder": "rnn",
+        "memory_size": 128,
+        "memory_layers": 1,
+        "epochs": 60,
+        "timesteps_per_epoch": 250,
+        "batches_per_epoch": 80,
+        "batch_size": 16,
+        "learning_rate": 5e-4,
+        "eval_episodes": 16,
+        "context": 24,
+        "sample_by": "timesteps",
+        "padded_sampling": "both",
+        "traj_save_len": 200,
+        "gin": {
+            "CNNTstepEncoder.img_features": 128,
+            "CNNTstepEncoder.d_output": 128,
+            "Actor.d_hidden": 128,
+            "NCritics.d_hidden": 128,
+            "Agent.gamma": 0.97,
+            "Agent.use_multigamma": False,
+            "Agent.tau": 0.01,
+            "Agent.n_step": 5,
+        },
+    },
+    # Small networks for small grids; a Transformer remembers what was out of sight.
+    "tokens": {
+        "memory_size": 64,
+        "memory_layers": 1,
+        "actors": 16,
+        "epochs": 60,
+        "timesteps_per_epoch": 100,
+        "batches_per_epoch": 50,
+        "batch_size": 16,
+        "learning_rate": 5e-4,
+        "threads": 1,
+        "context": 64,
+        "gin": {
+            "Agent.reward_multiplier": 100.0,
+            "MultiModalTstepEncoder.d_hidden": 128,
+            "MultiModalTstepEncoder.d_output": 64,
+            "ImageFeatures.d_output": 64,
+            "TformerTrajEncoder.n_heads": 4,
+            "TformerTrajEncoder.dropout_ff": 0.0,
+            "TformerTrajEncoder.dropout_emb": 0.0,
+            "Actor.d_hidden": 128,
+            "NCritics.d_hidden": 128,
+        },
+    },
+    # Behaviour cloning of the actions that the critics prefer; nothing is collected.
+    "offline": {
+        "traj_encoder": "ff",
+        "timesteps_per_epoch": 0,
+        "context": 32,
+        "sample_by": "timesteps",
+        "padded_sampling": "right",
+        "sample_actions_val": False,
+        "gin": {"Agent.online_coeff": 0.0, "Agent.offline_coeff": 1.0},
+    },
+}
+
 QUICKSTART_NAME = "quickstart"
 QUICKSTART = Recipe(
     env="MetaFrozenLake",
+    context=512,
     env_args={"size": 3, "k_episodes": 5},
     memory_size=64,
     memory_layers=2,
@@ -175,6 +352,15 @@ QUICKSTART = Recipe(
 )
 
 
-def recipe_for(env: str | None) -> Recipe:
-    """The recipe of an environment; the quickstart's for None and for the quickstart's environment."""
-    return QUICKSTART if env in (None, QUICKSTART.env) else Recipe(env=str(env))
+def recipe_for(env: str, kind: Kind, action_kind: str = "discrete") -> Recipe:
+    """The default recipe of an environment.
+
+    Args:
+        env: the environment's name; that of the quickstart has the quickstart's recipe.
+        kind: the kind of environment.
+        action_kind: "box", or that of discrete actions.
+    """
+    if env == QUICKSTART.env:
+        return QUICKSTART
+    continuous = kind == "vectors" and action_kind == "box"
+    return Recipe(env=env, **RECIPES["continuous" if continuous else kind])

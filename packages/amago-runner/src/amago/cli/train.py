@@ -8,13 +8,21 @@ from typing import Any
 
 from rich.console import Console
 
-from amago.cli.build import RunPlan, bind_gin, build_agent, build_experiment, plan_run
+from amago.cli.build import (
+    RunPlan,
+    bind_gin,
+    build_agent,
+    build_experiment,
+    limited_threads,
+    plan_recorded_run,
+    plan_run,
+)
 from amago.cli.environments import resolve_environment
 from amago.cli.evaluate import evaluate_fresh_episodes
 from amago.cli.options import UsageProblem, option_name
 from amago.cli.plots import PICTURE_FILE, draw_runs, read_figures
 from amago.cli.progress import TrainingProgress
-from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe, recipe_for
+from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe
 from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.run_folders import prepare_folder, recorded_recipe
 from amago.experiment import Experiment
@@ -46,8 +54,7 @@ def train_run(
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
     """
-    recipe = _resumed_recipe(folder, changes) if resume else recipe_for(changes.get("env")).updated(**changes)
-    plan = plan_run(recipe)
+    plan = plan_recorded_run(_resumed_recipe(folder, changes)) if resume else plan_run(changes)
     bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
     build_agent(plan)  # Fails before anything is written if a setting is wrong.
     progress = TrainingProgress(console, plan.recipe.epochs)
@@ -57,7 +64,8 @@ def train_run(
     if not resume:
         prepare_folder(folder, overwrite=overwrite)
     _announce(console, plan.recipe, folder)
-    metrics = _learn_and_evaluate(experiment, progress, console, plan)
+    with limited_threads(plan.recipe.threads):
+        metrics = _learn_and_evaluate(experiment, progress, console, plan)
     summary = _summarise(folder.name, plan.recipe, experiment, metrics, progress.wall_seconds)
     summary.save(folder)
     picture = folder / PICTURE_FILE

@@ -1,8 +1,8 @@
 """Helpers of training scripts: gin settings, classes chosen by name, common options, asynchronous modes.
 
 `config.py` binds gin settings and chooses classes by their registered names; `scripts.py` declares the common
-options and makes an Experiment from them. `from amago.cli_utils import *` also brings the base classes, the
-exploration wrappers and the registries' functions.
+options and makes an Experiment from them. `from amago.cli_utils import *` also brings Experiment, AMAGOEnv, the
+replay buffer, the base classes, the exploration wrappers and the registries' functions.
 """
 
 from amago.agent import Agent, BaseAgent, MultiTaskAgent, get_agent_cls, list_registered_agents
@@ -20,6 +20,7 @@ from amago.cli_utils.scripts import (
     make_experiment_learn_only,
     switch_async_mode,
 )
+from amago.envs import AMAGOEnv
 from amago.envs.exploration import (
     BilevelEpsilonGreedy,
     EpsilonGreedy,
@@ -27,18 +28,24 @@ from amago.envs.exploration import (
     get_exploration_cls,
     list_registered_explorations,
 )
+from amago.experiment import Experiment
+from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder, get_traj_encoder_cls, list_registered_traj_encoders
 from amago.nets.tstep_encoders import TstepEncoder, get_tstep_encoder_cls, list_registered_tstep_encoders
 
 switch_step_encoder = switch_tstep_encoder  # The name in older scripts.
 
 __all__ = [
+    "AMAGOEnv",
     "Agent",
     "BaseAgent",
     "BilevelEpsilonGreedy",
+    "DiskTrajDataset",
     "EpsilonGreedy",
+    "Experiment",
     "ExplorationWrapper",
     "MultiTaskAgent",
+    "RLDataset",
     "TrajEncoder",
     "TstepEncoder",
     "add_common_cli",
