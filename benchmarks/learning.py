@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 
 from amago.cli.environments import resolve_environment
-from amago.cli.recipe import recipe_for
 from amago.cli.report import mean_return
 from benchmarks.machine import ROOT, append, describe
 
@@ -55,7 +54,7 @@ TASKS = {
 def random_return(task: Task) -> float:
     """Mean return of a policy that draws its actions uniformly."""
     name = task.arguments.split()[0]
-    env = resolve_environment(name, recipe_for(name).env_args)()
+    env = resolve_environment(name, {})()
     env.action_space.seed(0)
     returns = []
     for episode in range(task.random_episodes):

@@ -1,4 +1,4 @@
-"""Writes constraints.txt or constraints-envs.txt: the versions that are installed in this environment, so that others get the same.
+"""Writes constraints.txt or constraints-envs.txt: the versions that are installed, so that others get the same.
 
 What needs a newer Python than the oldest that we support gets a marker, and pip chooses freely below it.
 """
