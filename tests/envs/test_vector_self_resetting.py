@@ -268,6 +268,7 @@ def test_the_vector_environments_that_gymnasium_makes_by_default_are_taken(tmp_p
 @pytest.mark.skipif(not HAS_AUTORESET_MODES, reason="gymnasium 0.29 has one mode")
 def test_an_autoreset_mode_that_is_missing_or_unknown_is_told():
     class Silent(gym.vector.VectorEnv):
+        metadata = {}  # noqa: RUF012  (gymnasium's own is shared, and some environments write into it)
         num_envs = 2
         single_observation_space = Countdown.observation_space
         single_action_space = Countdown.action_space
