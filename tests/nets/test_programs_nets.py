@@ -94,11 +94,12 @@ def test_the_built_in_discrete_policy_samples_with_a_last_axis_too():
 
 
 @pytest.mark.parametrize("make", [Discrete, WithTemperature, lambda n: WithTemperature(n, by_probs=True)])
-def test_logits_of_minus_infinity_give_finite_losses_entropies_and_samples(make):
+@pytest.mark.parametrize("never", [-float("inf"), torch.finfo(torch.float32).min, -1e8])
+def test_logits_of_minus_infinity_give_finite_losses_entropies_and_samples(make, never):
     torch.manual_seed(0)
     vec = torch.randn(2, 4, 3, 5, requires_grad=True)
     illegal = torch.tensor([True, False, True, False, False]).expand_as(vec)
-    dist = make(5)((vec * 1.0).masked_fill_(illegal, NEVER))
+    dist = make(5)((vec * 1.0).masked_fill_(illegal, never))
     assert not dist.probs[illegal].any()
     assert set(dist.sample((500,)).unique().tolist()) == {1, 3, 4}
 

@@ -264,7 +264,10 @@ def test_the_command_trains_with_worker_processes(tmp_path: Path) -> None:
         (["--overwrite", "--learning-rate", "0"], "learning_rate"),
         (["--overwrite", "--set", "Agent.gamma=7"], "gamma must lie between 0 and 1, got 7"),
         (["--overwrite", "--set", "TformerTrajEncoder.n_heads=7"], "n_heads"),
-        (["--overwrite", "--set", "TformerTrajEncoder.pos_emb='learned'"], "max_time_idx"),
+        (
+            ["--overwrite", "--set", "TformerTrajEncoder.attention_type=@SlidingWindowFlexAttention"],
+            "window_size",
+        ),
     ],
 )
 def test_an_invalid_command_leaves_an_existing_run_unchanged(

@@ -270,6 +270,28 @@ def test_a_slow_agent_starts_from_a_plain_agents_checkpoint(make_experiment: Mak
     assert torch.equal(weights_of(slow.policy.actor), weights_of(plain.policy.actor))
 
 
+class ListsTwice(Agent):
+    """Adds a network to the trained ones that is among them already."""
+
+    def init_extra_networks(self) -> None:
+        self.extra = nn.Linear(2, 2)
+
+    @property
+    def trainable_params(self) -> Any:
+        return itertools.chain(super().trainable_params, self.extra.parameters(), self.actor.parameters())
+
+
+def test_a_parameter_that_is_listed_twice_is_trained_once(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment(agent_type=ListsTwice)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experiment.start()
+    listed = experiment.optimizer.param_groups[0]["params"]
+    assert len(listed) == len({id(p) for p in listed})
+    experiment.learn()
+    assert experiment.counters.gradient_steps == 8
+
+
 class CompiledTstepEncoder(TstepEncoder):
     """A network compiled by the user, with an activation log."""
 

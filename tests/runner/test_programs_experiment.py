@@ -27,6 +27,7 @@ from amago.agent import Agent, Batch, MultiTaskAgent
 from amago.cli_utils import use_config
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
+from amago.envs.vector import make_vector_env
 from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
@@ -175,6 +176,30 @@ def test_what_a_replaced_init_model_sets_is_trained(make_experiment: MakeExperim
     resumed = make_experiment(cls=OwnInitModel, epochs=1, resume=True)
     resumed.start()
     assert resumed.lr_schedule.get_last_lr() == [0.25 / 16]
+
+
+class OwnEnvs(Experiment):
+    """Makes its environments by itself, without calling super."""
+
+    def init_envs(self) -> None:
+        self.train_envs = make_vector_env(
+            [_make_memory_env] * self.parallel_actors,
+            env_mode=self.env_mode,
+            exploration_wrapper_type=self.exploration_wrapper_type,
+        )
+        self.val_envs = make_vector_env([_make_memory_env] * 2, env_mode="sync")
+
+
+def test_environments_of_a_replaced_init_envs_are_used(make_experiment: MakeExperiment) -> None:
+    experiment: Any = make_experiment(cls=OwnEnvs, epochs=1)
+    experiment.start()
+    assert experiment.rl2_space is experiment.train_envs.rl2_space
+    own = (experiment.train_envs, experiment.val_envs)
+    experiment.learn()
+    assert (experiment.train_envs, experiment.val_envs) == own
+    assert experiment.counters.env_steps == 60
+    assert RETURN in experiment.evaluate_val()
+    assert experiment.policy.obs_space is experiment.observation_space
 
 
 class FrozenEncoder(Experiment):
@@ -841,10 +866,8 @@ def make_world(name="nowhere"):
     return AMAGOEnv(World(), env_name=name)
 """
 SCRIPT = """
-from pathlib import Path
 from amago import Experiment
 from amago.cli_utils import use_config
-from amago.experiment.run_json import read_run
 
 def main():
     use_config({}, gin_configs=["world.gin"])
@@ -853,11 +876,17 @@ def main():
     experiment.learn()
     print("metrics", experiment.evaluate_test(experiment.make_val_env, episodes=2))
     experiment.close()
-    made = read_run(Path("run")).experiment_arguments(dset_root=None)["make_train_env"]()
-    print("made", made.env_name)
 
 if __name__ == "__main__":
     main()
+"""
+REBUILD = """
+from pathlib import Path
+from amago.experiment.run_json import read_run
+
+record = read_run(Path("run"))
+record.bind_gin()
+print("made", record.experiment_arguments(dset_root=None)["make_train_env"]().env_name)
 """
 WORLD_GIN = """
 import my_world
@@ -884,16 +913,20 @@ def test_a_module_in_the_working_folder_is_found_from_a_gin_file_and_by_workers(
     """The script lies elsewhere, so Python itself does not look into the working folder."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").write_text(SCRIPT)
+    (tmp_path / "scripts" / "rebuild.py").write_text(REBUILD)
     (tmp_path / "my_world.py").write_text(WORLD)
     (tmp_path / "world.gin").write_text(WORLD_GIN)
-    done = subprocess.run(
-        [sys.executable, "scripts/train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'Average Total Return in flatland': 4.0" in done.stdout
-    assert "made flatland" in done.stdout
+    printed = ""
+    for script in ("train.py", "rebuild.py"):
+        done = subprocess.run(
+            [sys.executable, f"scripts/{script}"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        printed += done.stdout
+    assert "'Average Total Return in flatland': 4.0" in printed
+    assert "made flatland" in printed

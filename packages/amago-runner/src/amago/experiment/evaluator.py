@@ -72,9 +72,14 @@ class Evaluator:
 class HasSpaces(Protocol):
     """An AMAGOEnv or a vector environment: anything with the spaces of one actor."""
 
-    observation_space: Any
-    rl2_space: Any
-    action_space: Any
+    @property
+    def observation_space(self) -> Any: ...
+
+    @property
+    def rl2_space(self) -> Any: ...
+
+    @property
+    def action_space(self) -> Any: ...
 
 
 def require_same_spaces(expected: HasSpaces, other: HasSpaces) -> None:

@@ -73,7 +73,6 @@ class Experiment(ExperimentConfig):
         lr_schedule: The learning-rate schedule.
         train_envs: The training environments; None if the run never collects.
         val_envs: The validation environments; a single one if the run only learns.
-        observation_space, rl2_space, action_space: Spaces of one actor; rl2s are previous reward and action.
         train_dloader: The loader of training batches.
         counters: Progress of the run.
         started: Whether `start()` has been called.
@@ -122,6 +121,7 @@ class Experiment(ExperimentConfig):
             self.init_dsets()
             self.init_dloaders()
             self.init_envs()
+            self._tell_dataset_the_spaces()
             self.init_model()
             self._compose()
             self.init_checkpoints()
@@ -177,12 +177,6 @@ class Experiment(ExperimentConfig):
             self.train_envs = self._make_train_envs()
             self._closing.callback(self.train_envs.close)
             require_same_spaces(self.train_envs, self.val_envs)
-        envs = self.val_envs if self.train_envs is None else self.train_envs
-        self.observation_space: Any = envs.observation_space
-        self.rl2_space: Any = envs.rl2_space
-        self.action_space: Any = envs.action_space
-        assert self.dataset is not None
-        self.dataset.set_env_spaces(self.observation_space, self.rl2_space)
 
     def init_model(self) -> None:
         """Creates the agent, its optimizer and the learning-rate schedule."""
@@ -302,7 +296,7 @@ class Experiment(ExperimentConfig):
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
-        if self.val_envs.num_envs < self.parallel_actors:
+        if self._only_learns and self.val_envs.num_envs < self.parallel_actors:
             self.val_envs.close()
             self.val_envs = self._make_eval_envs(self.make_val_env)
         _, (returns, specials) = self.interact(
@@ -566,6 +560,21 @@ class Experiment(ExperimentConfig):
         """The accelerate object of this process."""
         return self.processes.accelerator
 
+    @functools.cached_property
+    def observation_space(self) -> Any:
+        """Observation space of one actor."""
+        return self._any_envs.observation_space
+
+    @functools.cached_property
+    def rl2_space(self) -> Any:
+        """Space of previous reward and action of one actor."""
+        return self._any_envs.rl2_space
+
+    @functools.cached_property
+    def action_space(self) -> Any:
+        """Action space of one actor."""
+        return self._any_envs.action_space
+
     @property
     def policy(self) -> BaseAgent:
         """The agent."""
@@ -606,6 +615,14 @@ class Experiment(ExperimentConfig):
     def hidden_state(self, hidden_state: Any) -> None:
         if self.collector is not None:
             self.collector.hidden_state = hidden_state
+
+    @property
+    def _any_envs(self) -> VectorEnv | SplitVectorEnv:
+        return self.val_envs if self.train_envs is None else self.train_envs
+
+    def _tell_dataset_the_spaces(self) -> None:
+        assert self.dataset is not None
+        self.dataset.set_env_spaces(self.observation_space, self.rl2_space)
 
     @property
     def _autocast(self) -> bool:

@@ -190,7 +190,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if isinstance(value, gin.config.ConfigurableReference):
-        return {"gin": [import_path(value.configurable.wrapper), repr(value)]}
+        return {"gin": [value.configurable.wrapped.__module__, repr(value)]}
     if isinstance(value, functools.partial):
         arguments = [encode(arg) for arg in value.args]
         return {"partial": [import_path(value.func), arguments, encode(dict(value.keywords))]}
@@ -220,8 +220,9 @@ def decode(value: Any) -> Any:
     if kind == "import":
         return resolve(content)
     if kind == "gin":
-        path, text = content
-        resolve(path)  # which registers the configurable that the text names
+        module, text = content
+        add_working_folder_to_path()
+        import_module(module)  # registers the configurable that the text names
         return gin.config.parse_value(text)
     raise ValueError(f"unknown kind of value {kind!r}: written by a newer version?")
 

@@ -109,7 +109,7 @@ class Learner:
         self._autocast = autocast
         self._max_nonfinite = max_nonfinite
         self._bad_batch_dir = bad_batch_dir
-        self._parameters = list(self.agent.trainable_params)
+        self._parameters = list(dict.fromkeys(self.agent.trainable_params))
         self._accumulated: list[Batch] = []
         self._finite: Tensor | None = None
         self._pending: deque[_PendingCheck] = deque()
@@ -287,4 +287,5 @@ def make_adamw(
 ) -> torch.optim.AdamW:
     """AdamW with weight decay `l2_coeff`; fused, so that a skipped step on a GPU needs no synchronization."""
     fused = device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(list(parameters), lr=learning_rate, weight_decay=l2_coeff, fused=fused)
+    unique = list(dict.fromkeys(parameters))  # subclasses may list a network that the agent already lists
+    return torch.optim.AdamW(unique, lr=learning_rate, weight_decay=l2_coeff, fused=fused)

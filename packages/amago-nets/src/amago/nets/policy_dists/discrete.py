@@ -7,8 +7,9 @@ therefore clipped to [clip_prob_low, clip_prob_high] and normalised:
   clipped action keeps its gradient;
 - the floor decreases with the number of actions, so that the floors of many actions take little of the mass.
 
-A logit of -inf marks an action as illegal. Its probability is 0, without a floor, and it is never sampled. Losses
-and entropies stay finite. If every logit is -inf, as at the end of many games, the distribution is uniform.
+A logit of -inf (or at most -1e8) marks an action as illegal. Its probability is 0, without a floor, and it is
+never sampled. Losses and entropies stay finite. Without any legal action, as at the end of many games, the
+distribution is uniform.
 
 Shapes: N is the number of choices.
 """
@@ -25,6 +26,9 @@ from torch.distributions.utils import clamp_probs
 
 from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.precision import at_least_float32
+
+ILLEGAL = -1e8
+"""Actions with logits up to this are illegal; others cannot get there by training."""
 
 _MANY_ACTIONS = 256
 # log of the smallest positive float32: bounds the loss of an illegal recorded action.
@@ -43,11 +47,6 @@ def effective_floor(low: float, num_actions: int) -> float:
 def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
     """`value` in the forward pass, the gradient of `carrier` in the backward pass."""
     return carrier + (value - carrier).detach()
-
-
-def uniform_if_all_illegal(logits: Tensor) -> Tensor:
-    """Logits (..., N), with 0 in rows in which every logit is -inf: they would give NaN."""
-    return logits.masked_fill((logits == -math.inf).all(dim=-1, keepdim=True), 0.0)
 
 
 def clip_probs(probs: Tensor, low: float, high: float) -> Tensor:
@@ -72,7 +71,9 @@ class _Categorical(Categorical):
         self, probs: Tensor | None = None, logits: Tensor | None = None, validate_args: bool | None = None
     ) -> None:
         if logits is not None:
-            logits = uniform_if_all_illegal(at_least_float32(logits))
+            logits = at_least_float32(logits)
+            all_illegal = (logits <= ILLEGAL).all(dim=-1, keepdim=True)
+            logits = logits.masked_fill(all_illegal, 0.0)
         super().__init__(probs=probs, logits=logits, validate_args=bool(validate_args))
         if validate_args is None:
             del self._validate_args
@@ -116,15 +117,18 @@ class ClippedCategorical(_Categorical):
     below the largest logit, has none left.
 
     Args:
-        vec: unnormalised log-probabilities (..., N); -inf for illegal actions.
+        vec: unnormalised log-probabilities (..., N); -inf for illegal actions, see `ILLEGAL`.
         low: floor of a legal action's probability, in [0, high).
         high: ceiling of a probability, in (low, 1].
     """
 
     def __init__(self, vec: Tensor, low: float = 0.0, high: float = 1.0) -> None:
-        vec = uniform_if_all_illegal(at_least_float32(vec))
+        vec = at_least_float32(vec).clamp_min(
+            ILLEGAL
+        )  # finite, so that rows without legal actions are uniform
         softmax = torch.softmax(vec, dim=-1)
-        clipped = softmax.detach().clamp(low, high).masked_fill(vec == -math.inf, 0.0)
+        floor = low * (vec.detach() > ILLEGAL)
+        clipped = torch.maximum(softmax.detach(), floor).clamp_max(high)
         clipped = clipped / clipped.sum(dim=-1, keepdim=True)
         super().__init__(probs=straight_through(clipped, softmax))
         tiny = torch.finfo(torch.float32).tiny
