@@ -79,7 +79,6 @@ def acting_inputs(rows: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
 # An actor that masks illegal actions
 
 
-@gin.configurable
 class MaskedActor(Actor):
     """Sets the logits of illegal actions to -inf, in place."""
 
@@ -482,7 +481,7 @@ class OwnForward(Agent):
         log_prob = DiscreteLikeContinuous(dist).log_prob(F.pad(recorded, (0, 0, 0, 0, 0, 1)))[:, :-1]
         actor_loss = -(weights * log_prob)
         actor_mask = self.edit_actor_mask(batch, actor_loss, actor_mask)
-        losses = masked_avg(actor_loss, actor_mask), masked_avg(critic_loss, critic_mask)
+        losses = masked_avg(actor_loss, actor_mask, dim=None), masked_avg(critic_loss, critic_mask, dim=None)
         if log is not None:
             log["Actor Loss"], log["Critic Loss"] = losses
         return losses[0] + self.critic_loss_weight * losses[1]

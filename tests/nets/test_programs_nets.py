@@ -53,7 +53,7 @@ NEVER = -float("inf")
 
 
 @gin.configurable
-class WithTemperature(Discrete):
+class SharperPolicy(Discrete):
     """A policy that is sharper than its logits."""
 
     def __init__(self, d_action: int, temperature: float = 0.5, by_probs: bool = False) -> None:
@@ -69,7 +69,7 @@ class WithTemperature(Discrete):
 @pytest.mark.parametrize("by_probs", [False, True])
 def test_a_discrete_subclass_returns_a_categorical_with_a_temperature(by_probs):
     torch.manual_seed(0)
-    gin.parse_config(f"WithTemperature.by_probs = {by_probs}\nActor.discrete_dist_type = @WithTemperature")
+    gin.parse_config(f"SharperPolicy.by_probs = {by_probs}\nActor.discrete_dist_type = @SharperPolicy")
     actor = Actor(state_dim=6, action_dim=5, discrete=True, gammas=[0.9, 0.99])
     dist = actor(torch.randn(3, 4, 6))
     logits = actor.actor_network_forward(torch.randn(3, 4, 6))
@@ -93,7 +93,7 @@ def test_the_built_in_discrete_policy_samples_with_a_last_axis_too():
     assert Discrete(5)(torch.zeros(3, 4, 2, 5)).sample().shape == (3, 4, 2, 1)
 
 
-@pytest.mark.parametrize("make", [Discrete, WithTemperature, lambda n: WithTemperature(n, by_probs=True)])
+@pytest.mark.parametrize("make", [Discrete, SharperPolicy, lambda n: SharperPolicy(n, by_probs=True)])
 @pytest.mark.parametrize("never", [-float("inf"), torch.finfo(torch.float32).min, -1e8])
 def test_logits_of_minus_infinity_give_finite_losses_entropies_and_samples(make, never):
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_legal_actions_keep_their_floor_when_others_are_illegal():
     torch.testing.assert_close(probs, torch.tensor([0.99, 0.1, 0.1, 0.0]) / 1.19)
 
 
-@pytest.mark.parametrize("make", [Discrete, WithTemperature])
+@pytest.mark.parametrize("make", [Discrete, SharperPolicy])
 def test_a_state_without_any_legal_action_has_a_uniform_policy(make):
     """The last observation of many games is such a state, and targets are computed for it."""
     vec = torch.full((2, 4), NEVER, requires_grad=True)

@@ -70,7 +70,7 @@ def make_card_game() -> AMAGOEnv:
 
 
 @gin.configurable
-class MaskedActor(Actor):
+class CardActor(Actor):
     """Sets the logits of illegal moves to -inf, in place."""
 
     def actor_network_forward(
@@ -95,7 +95,7 @@ GAME = {
     "exploration_wrapper_type": None,
     "max_seq_len": 6,
 }
-MASKED = {"actor_type": MaskedActor, "pass_obs_keys_to_actor": ["illegal_actions"]}
+MASKED = {"actor_type": CardActor, "pass_obs_keys_to_actor": ["illegal_actions"]}
 
 
 def weights_of(module: nn.Module) -> Tensor:
@@ -109,11 +109,11 @@ def test_a_run_with_a_masked_actor_never_plays_an_illegal_move(
 ) -> None:
     use_config(
         {
-            f"{agent}.actor_type": MaskedActor,
+            f"{agent}.actor_type": CardActor,
             f"{agent}.pass_obs_keys_to_actor": ["illegal_actions"],
             f"{agent}.online_coeff": 1.0,
-            "MaskedActor.discrete_dist_type": policy,
-            "MaskedActor.d_hidden": 8,
+            "CardActor.discrete_dist_type": policy,
+            "CardActor.d_hidden": 8,
         },
         finalize=False,
     )

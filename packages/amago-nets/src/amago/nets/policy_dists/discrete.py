@@ -123,9 +123,8 @@ class ClippedCategorical(_Categorical):
     """
 
     def __init__(self, vec: Tensor, low: float = 0.0, high: float = 1.0) -> None:
-        vec = at_least_float32(vec).clamp_min(
-            ILLEGAL
-        )  # finite, so that rows without legal actions are uniform
+        # Finite, so that the softmax of rows without legal actions is uniform.
+        vec = at_least_float32(vec).clamp_min(ILLEGAL)
         softmax = torch.softmax(vec, dim=-1)
         floor = low * (vec.detach() > ILLEGAL)
         clipped = torch.maximum(softmax.detach(), floor).clamp_max(high)
