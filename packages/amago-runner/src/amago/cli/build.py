@@ -25,7 +25,6 @@ from amago.cli.environments import (
     maker_of,
     resolve_environment,
 )
-from amago.experiment.learning_rate import LinearDecay
 from amago.cli.options import OPTIONS, UsageProblem, option_name, split_assignment
 from amago.cli.recipe import QUICKSTART, Recipe, recipe_for
 from amago.cli_utils import (
@@ -38,6 +37,7 @@ from amago.cli_utils import (
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
+from amago.experiment.learning_rate import LinearDecay
 from amago.experiment.run_json import RunRecord
 from amago.loading import OfflineDataset
 from amago.loading.offline.array_files import load_minari
