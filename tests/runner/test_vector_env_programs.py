@@ -13,7 +13,7 @@ from amago.agent import Agent
 from amago.envs import AMAGOEnv
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import make_split_vector_env, make_vector_env
-from amago.experiment.rollout import Rollout
+from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.hindsight import load_trajectory
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -105,7 +105,7 @@ def test_an_agent_acts_in_a_gymnasium_vector_environment_of_any_autoreset_mode(
     recorder = TrajectoryRecorder(
         3, save_to=tmp_path, save_len=1e9, max_seq_len=1, rng=np.random.default_rng(0)
     )
-    rollout = Rollout(agent, envs, device=torch.device("cpu"), recorder=recorder)
+    rollout = Rollout(ActingPolicy(agent, device=torch.device("cpu")), envs, recorder=recorder)
     rollout.run(timesteps=60)
     # Row n has episodes of 3 + n steps, one more with the step that resets it.
     resets = mode == "NEXT_STEP"
