@@ -17,7 +17,7 @@ from typing import Any, Literal
 import gin
 import gymnasium
 
-from amago.envs.builtin.optional import optional_import
+from amago.envs.builtin.optional import ALCHEMY_INSTALL, PROCGEN_INSTALL, optional_import
 
 Kind = Literal["vectors", "memory", "pixels", "tokens", "offline"]
 KINDS: dict[Kind, str] = {
@@ -405,7 +405,7 @@ def _pixels() -> list[CatalogEntry]:
             defaults={"games": ["coinrun"], "distribution_mode": "easy"},
             wrapper="ProcgenAMAGO",
             packages=("cffi", "gym3", "procgen"),
-            install="pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi",
+            install=PROCGEN_INSTALL,
             tested_with="procgen2 0.10.7",
             episode_steps=2001,
         ),
@@ -463,7 +463,7 @@ def _control() -> list[CatalogEntry]:
             description="ten trials on the same hidden chemistry",
             kind="memory",
             packages=("dm_env", "dm_alchemy"),
-            install="pip install dm_env 'dm_alchemy @ git+https://github.com/google-deepmind/dm_alchemy'",
+            install=ALCHEMY_INSTALL,
             tested_with="a stand-in with the interface of dm_alchemy",
             episode_steps=200,
         ),
