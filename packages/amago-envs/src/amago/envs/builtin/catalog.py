@@ -98,13 +98,17 @@ class CatalogEntry:
         return f"pip install 'amago-envs[{self.extra}]'" if self.extra else ""
 
     def import_packages(self) -> None:
-        """Imports its packages, some of which register ids in Gymnasium.
+        """Checks that its packages are installed, and imports those of a family of ids, which may register them.
+
+        Others are imported only when an environment is made: procgen's own import needs gym, the environment does
+        not.
 
         Raises:
             ImportError: a package is missing; names the command that installs it.
         """
         for package in self.packages:
-            optional_import(package, extra=self.extra, install=self.install)
+            if self.id_prefix or importlib.util.find_spec(package) is None:
+                optional_import(package, extra=self.extra, install=self.install)
 
     def load(self) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
         """The factory, and the wrapper or None.
