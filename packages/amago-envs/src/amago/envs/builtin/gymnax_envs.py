@@ -115,6 +115,12 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
 GymnaxCompatability = GymnaxCompatibility  # the reference's spelling
 
 
+def make_gymnax(env_id: str, num_envs: int = 1) -> GymnaxCompatibility:
+    """gymnax's environment `env_id` with its default parameters."""
+    env, params = optional_import("gymnax", extra="gymnax").make(env_id)
+    return GymnaxCompatibility(env, num_envs=num_envs, params=params)
+
+
 def _first_and_rest(keys: Any) -> tuple[Any, Any]:
     return keys[0], keys[1:]
 
