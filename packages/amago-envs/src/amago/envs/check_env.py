@@ -350,7 +350,7 @@ def _check_seeds(player: _Player) -> None:
 
 
 def _record_episode(player: _Player, seed: int | None, global_seed: int) -> list[Any]:
-    """Observations, rewards and ends of an episode; `global_seed` is for Python's and numpy's global generators."""
+    """Observations, rewards and ends of an episode; `global_seed` seeds Python's and numpy's global generators."""
     space = player.env.action_space
     space.seed(_SEED)
     with _seeded_global_generators(global_seed):
