@@ -33,7 +33,7 @@ class CatalogEntry:
     """One builtin environment, or one family of ids.
 
     Attributes:
-        name: the name on the command line; for families of ids without an environment class, the ids' form.
+        name: the name on the command line; "PREFIX..." if the ids of a family are the only names.
         module: the module that holds `factory`.
         factory: class or function that makes the environment.
         description: one line.
@@ -83,6 +83,11 @@ class CatalogEntry:
     def needs_memory(self) -> bool:
         """Whether a policy needs earlier steps; decides the default sequence model."""
         return self.kind in ("memory", "tokens")
+
+    @property
+    def has_only_ids(self) -> bool:
+        """Whether environments are named by the ids of the family alone."""
+        return self.name.endswith("...")
 
     @property
     def installed(self) -> bool:
