@@ -1,6 +1,6 @@
 """Generalisation: Procgen games on levels never seen, with two attempts at each level (Cobbe et al. 2020).
 
-Needs procgen: pip install --no-deps procgen2 gym3 (see `amago.envs.builtin.procgen_envs`). The policy
+Needs procgen: pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi imageio. The policy
 trains on levels 0 to --train_seeds and is evaluated on others; a mark in the image tells the second
 attempt from the first. easy-rescaled multiplies the rewards of coinrun by 100 and those of climber by 0.1,
 which --agent_type multitask should not care about. memory-hard plays all 16 games, six of them in a mode

@@ -116,19 +116,6 @@ class BabyTstepEncoder(TstepEncoder):
         return self.out_norm(self.merge(torch.cat((F.leaky_relu(image), mission, extras), dim=-1)))
 
 
-class BabyAIAMAGOEnv(AMAGOEnv):
-    """Reports metrics under the name of the task that is being played."""
-
-    def __init__(self, env: babyai.MultitaskMetaBabyAI) -> None:
-        super().__init__(env)
-        self.tasks = env
-
-    @property
-    def env_name(self) -> str:
-        """The current task, such as GoToLocal-v0."""
-        return self.tasks.current_task
-
-
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     """Trains and tests; returns the metrics of the last trial's test."""
     parser = add_common_cli(ArgumentParser(description=__doc__.splitlines()[0]))
@@ -149,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             seed_range=seed_range,
             observation_type=args.obs_kind,
         )
-        return BabyAIAMAGOEnv(tasks)
+        return AMAGOEnv(tasks)  # named after the task that is being played, such as GoToLocal-v0
 
     all_tasks = babyai.ALL_BABYAI_TASKS
     train_tasks = [task for task in all_tasks if task not in HELD_OUT]

@@ -1,4 +1,4 @@
-"""Offline RL on a Minari dataset, and online fine-tuning after an epoch: what 14_d4rl.py was, since D4RL moved.
+"""Offline RL on a Minari dataset, D4RL's among them, and online fine-tuning after an epoch.
 
 Needs minari: pip install 'amago-envs[minari]', and the packages of the dataset's environment; the dataset is
 downloaded if it is not on this machine. The agent imitates the recorded actions, weighted by their advantage,

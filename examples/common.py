@@ -11,7 +11,7 @@ from amago import Experiment
 from amago.cli_utils import switch_async_mode
 from amago.envs import AMAGOEnv
 
-# What `--smoke` does to the options of `add_common_cli`.
+# Options of `add_common_cli` that `--smoke` sets.
 SMOKE = (
     "--no_log --seed 0 --epochs 1 --timesteps_per_epoch 60 --batches_per_epoch 2 --batch_size 2 "
     "--parallel_actors 2 --env_mode sync --dloader_workers 0 --memory_size 32 --memory_layers 1"

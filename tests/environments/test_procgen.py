@@ -9,6 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from amago.envs import AMAGOEnv
+from amago.envs.builtin.catalog import CATALOG
 from amago.envs.builtin.procgen_envs import ALL_PROCGEN_GAMES, ProcgenAMAGO, TwoAttemptMTProcgen
 from amago.envs.vector import make_vector_env
 
@@ -198,3 +199,9 @@ def test_an_agent_trains(short_training):
     experiment = short_training(make_env)
     metrics = experiment.evaluate_test(make_env, timesteps=2100)
     assert any(name.startswith("Average Episode 2 Success in") for name in metrics)
+
+
+def test_the_command_line_needs_no_gym(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym", None)
+    factory, wrapper = CATALOG["Procgen"].load()
+    assert wrapper(factory(["maze"], "easy")).env_name == "maze"

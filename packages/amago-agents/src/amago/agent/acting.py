@@ -19,6 +19,12 @@ from amago.nets.compiled_actor import CompiledActor
 from amago.nets.policy_dists import _Categorical
 from amago.nets.specs import ActionSpec
 
+# `sample` methods that draw from `probs`: drawing for the last discount alone is cheaper and has the same result.
+_DRAWS_FROM_PROBS = (Categorical.sample, _Categorical.sample)
+
+# Agents that `compile_actor` has warned about.
+_warned: WeakSet[BaseAgent] = WeakSet()
+
 
 def choose_actions(dist: Any, spec: ActionSpec, sample: bool) -> Tensor:
     """The actions of the last discount's policy.
@@ -52,10 +58,6 @@ def _choose(probs: Tensor, sample: bool) -> Tensor:
     if not sample:
         return probs.argmax(dim=-1, keepdim=True)
     return torch.multinomial(probs.flatten(0, 1), 1).view(*probs.shape[:2], 1)
-
-
-# For these, one draw from the probabilities of the acting discount is equal and cheaper.
-_DRAWS_FROM_PROBS = (Categorical.sample, _Categorical.sample)
 
 
 def compile_actor(agent: BaseAgent) -> CompiledActor | None:
@@ -93,10 +95,6 @@ def compile_actor(agent: BaseAgent) -> CompiledActor | None:
             stacklevel=2,
         )
     return None
-
-
-_warned: WeakSet[BaseAgent] = WeakSet()
-"""Agents whose warning was issued."""
 
 
 def _obstacle(agent: BaseAgent) -> str | None:

@@ -181,7 +181,11 @@ class Agent(BaseAgent):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     def _distribution_choice(self) -> dict[str, Any]:
-        """The distribution type for the action space, unless gin or a partial sets one."""
+        """The actor's argument `continuous_dist_type` for the action space, as keywords.
+
+        Empty if the default suits the action space, gin or a `functools.partial` sets the argument, or the actor
+        does not take it.
+        """
         choices: dict[str, Any] = {
             "multibinary": Multibinary,
             "multidiscrete": MultiDiscrete.with_sizes(self.action_spec.sizes),
@@ -190,19 +194,20 @@ class Agent(BaseAgent):
         if choice is None:
             return {}
         actor_type: Any = self.actor_type
-        set_elsewhere: set[str] = set()
+        set_by_user: set[str] = set()
         while isinstance(actor_type, functools.partial):
-            set_elsewhere |= actor_type.keywords.keys()
+            set_by_user |= actor_type.keywords.keys()
             actor_type = actor_type.func
         for cls in getattr(actor_type, "__mro__", (actor_type,)):
             with contextlib.suppress(ValueError):  # not configurable
-                set_elsewhere |= gin.get_bindings(cls, resolve_references=False).keys()
+                set_by_user |= gin.get_bindings(cls, resolve_references=False).keys()
         accepts = any(
             parameter.name == "continuous_dist_type" or parameter.kind is parameter.VAR_KEYWORD
             for parameter in inspect.signature(actor_type).parameters.values()
         )
-        is_free = accepts and "continuous_dist_type" not in set_elsewhere
-        return {"continuous_dist_type": choice} if is_free else {}
+        if not accepts or "continuous_dist_type" in set_by_user:
+            return {}
+        return {"continuous_dist_type": choice}
 
     def init_extra_networks(self) -> None:
         """Hook: builds additional networks of a subclass, which the optimizer trains."""

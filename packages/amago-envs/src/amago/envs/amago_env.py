@@ -101,7 +101,7 @@ class AMAGOEnv(ForwardingWrapper):
         self.multibinary = isinstance(self.action_space, gym.spaces.MultiBinary)
         self.action_size = self._codec.width
         self._time_idx: npt.NDArray[np.int64] = np.zeros(self.batched_envs, dtype=np.int64)
-        # Counted by a BatchedStepper, which steps the environment without calling `step`
+        # (1,) view of the counter of a BatchedStepper, which does not call `step`; else None
         self.shared_step_count: npt.NDArray[np.int64] | None = None
         # Only an overridden representation checks the action a second time.
         self._own_action_rep = type(self).make_action_rep is not AMAGOEnv.make_action_rep

@@ -1,7 +1,7 @@
 """check_env: tells what is wrong with an environment, and what an agent will see of it.
 
-The environment is played with random actions. Errors are what training would stop at or learn nonsense from;
-warnings are what usually is a mistake and sometimes is meant.
+The environment is played with random actions. Errors stop training or make it learn from wrong data; warnings are
+mistakes in most environments and intended in some.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.check_nests import copy_nest, equal_nests, form_of, misfits
+from amago.envs.check_nests import copy_nest, describe_result, equal_nests, space_mismatches
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Level = Literal["error", "warning"]
@@ -116,7 +116,7 @@ def check_env(
         try:
             made = env()
         except Exception as error:
-            report.add("error", "environment", f"cannot be made: {_described(error)}")
+            report.add("error", "environment", f"cannot be made: {_error_text(error)}")
             return report
         try:
             _check(made, report, episodes, max_steps)
@@ -129,7 +129,7 @@ def check_env(
 
 
 def _check(env: Any, report: EnvReport, episodes: int, max_steps: int) -> None:
-    if not _check_form(env, report):
+    if not _check_interface(env, report):
         return
     wrapped = _wrap(env, report)
     if wrapped is not None and wrapped.batched_envs > 1:
@@ -149,7 +149,7 @@ def _check(env: Any, report: EnvReport, episodes: int, max_steps: int) -> None:
     _check_reward_scale(player)
 
 
-def _check_form(env: Any, report: EnvReport) -> bool:
+def _check_interface(env: Any, report: EnvReport) -> bool:
     """Whether the environment is a gymnasium one with two spaces and the usual methods."""
     if isinstance(env, gym.vector.VectorEnv):
         report.add("error", "environment", "is a vector environment: check one of its environments by itself")
@@ -191,16 +191,11 @@ def _wrap(env: Any, report: EnvReport) -> AMAGOEnv | None:
 
 
 def _check_image_space(key: str, box: gym.spaces.Box, report: EnvReport) -> None:
-    if len(box.shape) != 3:
-        return
-    subject = f"observation {key!r}"
-    if box.dtype == np.uint8:
-        return
-    high = float(np.max(box.high))
-    if high > 1.0 and np.issubdtype(box.dtype, np.floating):
+    is_float_image = len(box.shape) == 3 and np.issubdtype(box.dtype, np.floating)
+    if is_float_image and float(np.max(box.high)) > 1.0:
         report.add(
             "warning",
-            subject,
+            f"observation {key!r}",
             f"is an image of {box.dtype}: uint8 takes a quarter of the memory on disk, or less",
         )
 
@@ -216,11 +211,11 @@ class _Player:
         self.env = env
         self.report = report
         self.ends: list[tuple[bool, bool]] = []
-        self.unfinished = 0
-        self._kept: Any = None
+        self._last_observation: Any = None
         env.action_space.seed(_SEED)
 
     def play(self, episodes: int, max_steps: int) -> None:
+        """Plays episodes from different seeds and notes their lengths, returns and ends."""
         for episode in range(episodes):
             self.reset(seed=_SEED + episode)
             total = 0.0
@@ -232,17 +227,18 @@ class _Player:
                     self.report.episode_lengths.append(step)
                     self.report.returns.append(total)
                     break
-            else:
-                self.unfinished += 1
 
     def reset(self, seed: int | None) -> Any:
+        """Resets the environment and returns the observation."""
         try:
             result = _reset(self.env, seed)
         except Exception as error:
-            self.report.add("error", "reset", f"raised {_described(error)}")
+            self.report.add("error", "reset", f"raised {_error_text(error)}")
             raise _StoppedByError from error
         if not (isinstance(result, tuple) and len(result) == 2):
-            self.report.add("error", "reset", f"returned {form_of(result)}: return (observation, info)")
+            self.report.add(
+                "error", "reset", f"returned {describe_result(result)}: return (observation, info)"
+            )
             raise _StoppedByError
         observation, info = result
         self._check_info("reset", info)
@@ -250,46 +246,48 @@ class _Player:
         return observation
 
     def step(self, action: Any, number: int) -> tuple[Any, float, bool, bool]:
+        """Takes step `number` of an episode: (observation, reward, terminated, truncated)."""
         given = copy_nest(action)
         try:
             result = self.env.step(action)
         except Exception as error:
-            self.report.add("error", "step", f"raised {_described(error)} for the action {given!r}")
+            self.report.add("error", "step", f"raised {_error_text(error)} for the action {given!r}")
             raise _StoppedByError from error
         if not (isinstance(result, tuple) and len(result) == 5):
             remedy = "return (observation, reward, terminated, truncated, info)"
-            self.report.add("error", "step", f"returned {form_of(result)}: {remedy}")
+            self.report.add("error", "step", f"returned {describe_result(result)}: {remedy}")
             raise _StoppedByError
         if not equal_nests(given, action):
             self.report.add("warning", "step", "changes the action that it is given: copy it first")
         observation, reward, terminated, truncated, info = result
         self._check_info("step", info)
         self._check_observation(f"step {number}", observation)
-        number_of_reward = self._check_reward(reward, number)
-        ends = [
-            self._check_flag(name, flag) for name, flag in zip(_FLAGS, (terminated, truncated), strict=True)
-        ]
-        return observation, number_of_reward, ends[0], ends[1]
+        return (
+            observation,
+            self._check_reward(reward, number),
+            self._check_flag("terminated", terminated),
+            self._check_flag("truncated", truncated),
+        )
 
     def _check_observation(self, when: str, observation: Any) -> None:
-        if self._kept is not None:
-            kept, copied = self._kept
-            if not equal_nests(kept, copied):
+        if self._last_observation is not None:
+            observation_before, copied = self._last_observation
+            if not equal_nests(observation_before, copied):
                 self.report.add(
                     "warning",
                     "observation",
                     "is an array that the next step changes: return a copy, because a replay buffer that keeps it "
                     "sees later values (AMAGOEnv copies it)",
                 )
-        self._kept = observation, copy_nest(observation)
-        for subject, message in misfits(self.env.observation_space, observation):
+        self._last_observation = observation, copy_nest(observation)
+        for subject, message in space_mismatches(self.env.observation_space, observation):
             self.report.add("error", subject, f"{message} (in {when})")
 
     def _check_reward(self, reward: Any, number: int) -> float:
         try:
             array = np.asarray(reward, dtype=np.float64)
         except (TypeError, ValueError):
-            self.report.add("error", "reward", f"is {reward!r}, no number: return a float")
+            self.report.add("error", "reward", f"is {reward!r}, not a number: return a float")
             raise _StoppedByError from None
         if array.size != 1:
             self.report.add("error", "reward", f"has shape {array.shape}: return one float")
@@ -322,14 +320,11 @@ class _Player:
                 self.report.add("error", "info", f"metric {key!r} is {value!r}: metrics are numbers")
 
 
-_FLAGS = ("terminated", "truncated")
-
-
 def _check_seeds(player: _Player) -> None:
-    """Whether the same seed repeats an episode, another one and none make others."""
+    """Checks that a seed repeats its episode, that another seed changes it, and that no seed draws new ones."""
     report = player.report
-    first = _played(player, _SEED, shuffle=1)
-    again = _played(player, _SEED, shuffle=1)
+    first = _record_episode(player, _SEED, global_seed=1)
+    again = _record_episode(player, _SEED, global_seed=1)
     if not equal_nests(first, again):
         report.add(
             "error",
@@ -338,7 +333,7 @@ def _check_seeds(player: _Player) -> None:
             "numbers from self.np_random alone",
         )
         return
-    if not equal_nests(first, _played(player, _SEED, shuffle=2)):
+    if not equal_nests(first, _record_episode(player, _SEED, global_seed=2)):
         report.add(
             "error",
             "seed",
@@ -346,28 +341,30 @@ def _check_seeds(player: _Player) -> None:
             "because actors in one process share a global one",
         )
         return
-    if equal_nests(first, _played(player, _SEED + 1, shuffle=1)):
+    if equal_nests(first, _record_episode(player, _SEED + 1, global_seed=1)):
         return  # nothing is random
-    if equal_nests(_played(player, None, shuffle=1), _played(player, None, shuffle=1)):
+    if equal_nests(
+        _record_episode(player, None, global_seed=1), _record_episode(player, None, global_seed=1)
+    ):
         report.add("warning", "seed", "reset() without a seed repeats the same episode: draw a new one")
 
 
-def _played(player: _Player, seed: int | None, shuffle: int) -> list[Any]:
-    """Observations and rewards of one episode, with the global generators seeded by `shuffle`."""
+def _record_episode(player: _Player, seed: int | None, global_seed: int) -> list[Any]:
+    """Observations, rewards and ends of an episode; `global_seed` seeds Python's and numpy's global generators."""
     space = player.env.action_space
     space.seed(_SEED)
-    with _global_generators(shuffle):
-        played = [copy_nest(player.reset(seed))]
+    with _seeded_global_generators(global_seed):
+        steps = [copy_nest(player.reset(seed))]
         for number in range(1, _COMPARED_STEPS + 1):
             observation, reward, terminated, truncated = player.step(space.sample(), number)
-            played.append((copy_nest(observation), reward, terminated, truncated))
+            steps.append((copy_nest(observation), reward, terminated, truncated))
             if terminated or truncated:
                 break
-    return played
+    return steps
 
 
 @contextmanager
-def _global_generators(seed: int) -> Iterator[None]:
+def _seeded_global_generators(seed: int) -> Iterator[None]:
     """Seeds Python's and numpy's global generators, and restores them afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the one that is checked)
     random.seed(seed)
@@ -437,7 +434,7 @@ def _measure(env: AMAGOEnv, report: EnvReport, steps: int = 500, seconds: float 
             if env.batched_envs == 1 and (terminated.any() or truncated.any()):
                 env.reset()
     except Exception as error:
-        report.add("error", "AMAGOEnv", f"raised {_described(error)}")
+        report.add("error", "AMAGOEnv", f"raised {_error_text(error)}")
         raise _StoppedByError from error
     report.steps_per_second = count * env.batched_envs / (time.perf_counter() - begun)
     report.rewards = report.rewards or (low, high)
@@ -453,5 +450,5 @@ def _reset(env: gym.Env[Any, Any], seed: int | None) -> Any:
     return env.reset()
 
 
-def _described(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Parts of `check_env`: where an observation is not in its space, and copies and comparisons of nested values."""
+"""For `check_env`: mismatches of an observation and its space, copies and comparisons of nested values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,33 +11,39 @@ from amago.hindsight import Array
 Space = gym.spaces.Space[Any]
 
 
-def misfits(space: Space, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where an observation is not in its space: (subject, message)."""
+def space_mismatches(space: Space, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (subject, message) for each part of an observation that is not in its space."""
     subject = f"observation {path!r}" if path else "observation"
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, Mapping):
-            yield subject, f"is a {type(value).__name__}, and its space a Dict: return a dictionary"
+            yield subject, f"is a {type(value).__name__}: return a dictionary, as its space is a Dict"
             return
         for key in value.keys() - space.spaces.keys():
-            yield subject, f"has the key {key!r}: its space does not, so the agent will not see it"
+            yield (
+                subject,
+                f"has the key {key!r}, which its space lacks: add it to the space, or the agent does not see it",
+            )
         for key, child in space.spaces.items():
             if key in value:
-                yield from misfits(child, value[key], f"{path}/{key}" if path else str(key))
+                yield from space_mismatches(child, value[key], f"{path}/{key}" if path else str(key))
             else:
-                yield subject, f"lacks the key {key!r} of its space"
+                yield subject, f"lacks the key {key!r} of its space: return it in every observation"
     elif isinstance(space, gym.spaces.Tuple):
         if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
-            yield subject, f"is {form_of(value)}: its space is a Tuple of {len(space.spaces)}"
+            yield (
+                subject,
+                f"is {describe_result(value)}: return a tuple of {len(space.spaces)}, as its space says",
+            )
             return
         for index, (child, each) in enumerate(zip(space.spaces, value, strict=True)):
-            yield from misfits(child, each, f"{path}/{index}" if path else str(index))
+            yield from space_mismatches(child, each, f"{path}/{index}" if path else str(index))
     elif isinstance(space, gym.spaces.Box):
-        yield from ((subject, message) for message in _misfits_of_box(space, value))
+        yield from ((subject, message) for message in _box_mismatches(space, value))
     elif not space.contains(value):
         yield subject, f"is not in its space {space}: got {value!r}"
 
 
-def _misfits_of_box(box: gym.spaces.Box, value: Any) -> Iterator[str]:
+def _box_mismatches(box: gym.spaces.Box, value: Any) -> Iterator[str]:
     if not isinstance(value, (np.ndarray, np.generic)):
         yield f"is a {type(value).__name__}: return a numpy array of {box.dtype}"
     try:
@@ -68,8 +74,8 @@ def _first(mask: Array) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(mask)[0]) if mask.shape else ()
 
 
-def form_of(value: Any) -> str:
-    """What a method returned, for messages."""
+def describe_result(value: Any) -> str:
+    """What a method returned, for messages: "a dict", "4 results"."""
     return f"{len(value)} results" if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 

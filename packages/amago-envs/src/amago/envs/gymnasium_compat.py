@@ -13,10 +13,10 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
-# Of vector environments; releases before 1.1 have one mode.
+# Releases before 1.1 have one autoreset mode and no name for it.
 HAS_AUTORESET_MODES = hasattr(gym.vector, "AutoresetMode")
 AUTORESET_MODES = ("NEXT_STEP", "SAME_STEP", "DISABLED")
-# Key of `info`: (E,) bool, rows that a step has only reset, because their episode had ended before.
+# Key of `info`: (E,) bool, rows that this step reset and did not step, because their episode had ended before.
 RESET_ROWS = "amago_reset_rows"
 
 

@@ -50,7 +50,7 @@ class ObservationMapper:
             for key, (path, leaf_space) in found.items()
         ]
         self.space = gym.spaces.Dict({key: leaf.box for key, _, leaf in self._leaves})
-        self._adds_keys = _is_plain(named) and all(path for path, _ in found.values())
+        self._adds_keys = _is_unnested(named) and all(path for path, _ in found.values())
         # Dict sorts its keys in some releases; files and shared memory need one order.
         self._leaves.sort(key=lambda leaf: list(self.space.spaces).index(leaf[0]))
 
@@ -120,23 +120,24 @@ def _named_leaves(space: Space) -> dict[str, tuple[tuple[Any, ...], Space]]:
 def _edited(
     leaves: dict[str, tuple[tuple[Any, ...], Space]], edits: Mapping[str, Space | None] | None
 ) -> dict[str, tuple[tuple[Any, ...], Space]]:
+    """The leaves that `edits` keep, replace or add, see `ObservationMapper`."""
     if edits is None:
         return leaves
-    plain = _is_plain(leaves)
-    alone = plain and set(edits) == {DEFAULT_KEY}
+    is_whole = _is_unnested(leaves) and set(edits) == {DEFAULT_KEY}
+    becomes_dict = _is_unnested(leaves) and not is_whole
     edited: dict[str, tuple[tuple[Any, ...], Space]] = {}
     for key, space in edits.items():
         if space is None:
             path, own_space = leaves[key]
-            edited[key] = ((key,) if plain and not alone else path, own_space)
+            edited[key] = ((key,) if becomes_dict else path, own_space)
         else:
-            for path, leaf_space in _flatten(space, () if alone else (key,)):
+            for path, leaf_space in _flatten(space, () if is_whole else (key,)):
                 edited["/".join(map(str, path)) or DEFAULT_KEY] = (path, leaf_space)
     return edited
 
 
-def _is_plain(leaves: Mapping[str, tuple[tuple[Any, ...], Space]]) -> bool:
-    """Whether the space has no parts: its observation becomes an entry of a dict when a key is added."""
+def _is_unnested(leaves: Mapping[str, tuple[tuple[Any, ...], Space]]) -> bool:
+    """Whether the space is neither a Dict nor a Tuple: an added key makes its observations entries of dicts."""
     return DEFAULT_KEY in leaves and leaves[DEFAULT_KEY][0] == ()
 
 

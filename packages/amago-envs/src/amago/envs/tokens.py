@@ -17,80 +17,23 @@ from typing import Any
 
 FILLER, UNKNOWN, FIRST_TOKEN = 0, 1, 2
 MISSION_LENGTH = 20  # longest mission of a MiniGrid id: 17 words
-BABYAI_MISSION_LENGTH = (
-    72  # longest mission of BabyAI's grammar: four times "put a red ball in front of you next to …"
-)
-
-# Every word of the missions of minigrid 3.2.0. The order is part of saved policies: add new words at the end.
-MISSION_WORDS = (
-    *(
-        "a",
-        "after",
-        "and",
-        "at",
-        "avoid",
-        "ball",
-        "behind",
-        "blue",
-        "box",
-        "door",
-        "end",
-        "fetch",
-        "find",
-        "from",
-    ),
-    *(
-        "front",
-        "get",
-        "go",
-        "goal",
-        "green",
-        "grey",
-        "hallway",
-        "in",
-        "key",
-        "lava",
-        "left",
-        "matching",
-        "maze",
-    ),
-    *(
-        "must",
-        "near",
-        "next",
-        "object",
-        "of",
-        "on",
-        "open",
-        "opening",
-        "pick",
-        "purple",
-        "put",
-        "reach",
-        "red",
-    ),
-    *(
-        "right",
-        "room",
-        "rooms",
-        "square",
-        "the",
-        "then",
-        "to",
-        "traverse",
-        "unlock",
-        "up",
-        "use",
-        "yellow",
-        "you",
-    ),
-    "your",
-)
+# longest mission of BabyAI's grammar: four times "put a red ball in front of you next to …"
+BABYAI_MISSION_LENGTH = 72
 
 
 def mission_words(text: str) -> list[str]:
     """The words of a mission in lower case, without punctuation."""
     return re.findall(r"[^\W_]+", text.lower())
+
+
+# Every word of the missions of minigrid 3.2.0. The order is part of saved policies: add new words at the end.
+MISSION_WORDS = tuple(
+    mission_words(
+        "a after and at avoid ball behind blue box door end fetch find from front get go goal green grey "
+        "hallway in key lava left matching maze must near next object of on open opening pick purple put "
+        "reach red right room rooms square the then to traverse unlock up use yellow you your"
+    )
+)
 
 
 class Tokenizer:

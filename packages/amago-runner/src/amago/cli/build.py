@@ -37,8 +37,8 @@ from amago.cli_utils import (
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
-from amago.experiment.learning_rate import LinearDecay
 from amago.experiment.run_json import RunRecord
+from amago.experiment.schedule import LinearDecay
 from amago.loading import OfflineDataset
 from amago.loading.offline.array_files import load_minari
 from amago.nets.traj_encoders import TrajEncoder

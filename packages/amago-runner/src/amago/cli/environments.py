@@ -19,9 +19,9 @@ from amago.nets.specs import as_action_spec, as_obs_spec
 from amago.nets.tstep_encoders import tstep_encoder_for
 
 _STEPS_WITHOUT_LIMIT = 1000
-_SMALLEST_PICTURE = 32  # pixels of the shorter side; smaller images are grids of ids
-# What constructors of environments raise for arguments that they refuse.
-_REFUSALS = (TypeError, ValueError, AssertionError, AttributeError, KeyError, ImportError, RuntimeError)
+_SMALLEST_SCREEN = 32  # pixels of the shorter side; smaller images are grids of ids
+# What constructors of environments raise for wrong arguments or missing packages.
+_MAKE_ERRORS = (TypeError, ValueError, AssertionError, AttributeError, KeyError, ImportError, RuntimeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class EnvMaker:
         env = self.make()
         if isinstance(env, AMAGOEnv):
             return env
-        tells_its_task = find_entry(self.name) is not None and hasattr(env, "env_name")
-        name = None if tells_its_task else self.name.rpartition(":")[2]
+        names_its_task = find_entry(self.name) is not None and hasattr(env, "env_name")
+        name = None if names_its_task else self.name.rpartition(":")[2]
         return AMAGOEnv(env, env_name=name, batched_envs=self.num_envs)
 
 
@@ -205,7 +205,7 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
     """
     try:
         env = maker.make()
-    except (*_REFUSALS, gymnasium.error.Error) as error:
+    except (*_MAKE_ERRORS, gymnasium.error.Error) as error:
         raise UsageProblem(f"{maker.name} cannot be made: {error}", "ENV") from error
     entry = find_entry(maker.name)
     try:
@@ -218,7 +218,7 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
             reward_multiplier=None if entry is None else entry.reward_multiplier,
             action_kind=as_action_spec(wrapped.action_space).kind,
             tstep_encoder=tstep_encoder_for(space),
-            grids=tuple(key for key, side in _sides(space).items() if side < _SMALLEST_PICTURE),
+            grids=tuple(key for key, side in _shorter_sides(space).items() if side < _SMALLEST_SCREEN),
         )
     except (TypeError, ValueError) as error:
         raise UsageProblem(f"{maker.name} is not supported: {error}", "ENV") from error
@@ -228,13 +228,13 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
 
 def _kind_of(space: Any, mapped: Any) -> Kind:
     """Pixels for images of some size, tokens for small grids and texts, else vectors."""
-    sides = _sides(mapped).values()
-    if any(side >= _SMALLEST_PICTURE for side in sides):
+    sides = _shorter_sides(mapped).values()
+    if any(side >= _SMALLEST_SCREEN for side in sides):
         return "pixels"
     return "tokens" if sides or _holds_text(space) else "vectors"
 
 
-def _sides(mapped: Any) -> dict[str, int]:
+def _shorter_sides(mapped: Any) -> dict[str, int]:
     """The shorter side of each image, (H, W, C) or (C, H, W), by key."""
     arrays = as_obs_spec(mapped).items()
     return {key: sorted(array.shape)[-2] for key, array in arrays if len(array.shape) == 3}

@@ -26,6 +26,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "explorations": list_registered_explorations,
 }
 SECTIONS = ("environments", "recipes", *NAMES)
+_STYLE: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 
 
 def show_list(console: Console, what: str | None, *, markdown: bool = False) -> None:
@@ -79,7 +80,7 @@ def environments_as_markdown() -> str:
         install = (
             f"`amago-envs[{entry.extra}]`" if entry.extra else f"`{entry.install}`" if entry.install else ""
         )
-        name = "" if entry.name.endswith("...") else f"`{entry.name}`"
+        name = "" if entry.has_only_ids else f"`{entry.name}`"
         cells = (name, ids, entry.kind, _episode(entry), install, entry.tested_with, entry.description)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -87,11 +88,9 @@ def environments_as_markdown() -> str:
 
 def _name(entry: CatalogEntry) -> str:
     """The name, and the form of the ids."""
-    return (
-        entry.name
-        if not entry.id_prefix or entry.name.endswith("...")
-        else f"{entry.name}, {entry.id_prefix}..."
-    )
+    if entry.has_only_ids or not entry.id_prefix:
+        return entry.name
+    return f"{entry.name}, {entry.id_prefix}..."
 
 
 def _episode(entry: CatalogEntry) -> str:
@@ -114,6 +113,3 @@ def _recipes_table() -> Table:
         options += [f"--set {key}={value!r}" for key, value in recipe.gin.items()]
         table.add_row(name, Text(" ".join(options)))
     return table
-
-
-_STYLE: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}

@@ -92,7 +92,7 @@ class Recipe:
         _number(
             AGENT,
             "Context length in timesteps.",
-            show_default="the time limit, up to a length by kind",
+            show_default="the time limit, at most the context of the kind",
         ),
     ] = None
 

@@ -3,6 +3,6 @@
 from amago.experiment.callbacks import Callback, Counters
 from amago.experiment.experiment import Experiment
 from amago.experiment.learner import NonFiniteUpdateError
-from amago.experiment.learning_rate import LinearDecay
+from amago.experiment.schedule import LinearDecay
 
 __all__ = ["Callback", "Counters", "Experiment", "LinearDecay", "NonFiniteUpdateError"]

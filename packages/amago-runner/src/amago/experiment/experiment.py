@@ -121,7 +121,8 @@ class Experiment(ExperimentConfig):
             self.init_dsets()
             self.init_dloaders()
             self.init_envs()
-            self._tell_dataset_the_spaces()
+            assert self.dataset is not None
+            self.dataset.set_env_spaces(self.observation_space, self.rl2_space)
             self.init_model()
             self._compose()
             self.init_checkpoints()
@@ -620,10 +621,6 @@ class Experiment(ExperimentConfig):
     def _any_envs(self) -> VectorEnv | SplitVectorEnv:
         return self.val_envs if self.train_envs is None else self.train_envs
 
-    def _tell_dataset_the_spaces(self) -> None:
-        assert self.dataset is not None
-        self.dataset.set_env_spaces(self.observation_space, self.rl2_space)
-
     @property
     def _autocast(self) -> bool:
         return self.mixed_precision == "bf16"
@@ -632,22 +629,23 @@ class Experiment(ExperimentConfig):
         options = self._env_options(role="env")
         options["exploration_wrapper_type"] = self.exploration_wrapper_type
         makers = self.env_makers(self.make_train_env)
+        envs: VectorEnv | SplitVectorEnv
         if self.double_buffer:
-            split = make_split_vector_env(makers, **options)
-            self._check_rows(split)
-            return split
-        envs = make_vector_env(makers, env_mode=self.env_mode, **options)
+            envs = make_split_vector_env(makers, **options)
+        else:
+            envs = make_vector_env(makers, env_mode=self.env_mode, **options)
         self._check_rows(envs)
         return envs
 
     def _make_eval_envs(
         self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]], *, only_one: bool = False
     ) -> VectorEnv:
-        options = self._env_options(role="eval")
+        makers = self.env_makers(makers)
         if only_one:
-            return make_vector_env(self.env_makers(makers)[:1], env_mode=self.env_mode, **options)
-        envs = make_vector_env(self.env_makers(makers), env_mode=self.env_mode, **options)
-        self._check_rows(envs)
+            makers = makers[:1]
+        envs = make_vector_env(makers, env_mode=self.env_mode, **self._env_options(role="eval"))
+        if not only_one:
+            self._check_rows(envs)
         return envs
 
     def _env_options(self, role: str) -> dict[str, Any]:
@@ -661,7 +659,7 @@ class Experiment(ExperimentConfig):
         }
 
     def _check_rows(self, envs: VectorEnv | SplitVectorEnv) -> None:
-        """Closes the environments and raises a ValueError unless they have `parallel_actors` rows."""
+        """Raises a ValueError, and closes the environments, unless they have `parallel_actors` rows."""
         actors, rows = self.parallel_actors, envs.num_envs
         if rows == actors:
             return

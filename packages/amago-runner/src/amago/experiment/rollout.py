@@ -44,8 +44,8 @@ class ActingPolicy:
         self._can_compile = device.type == "cpu" and not autocast
         self._compiled: Any = None
 
-    def refreshed(self) -> Any:
-        """What has the `get_actions` to call in this run, with the agent's current weights.
+    def with_current_weights(self) -> Any:
+        """The compiled actor with the agent's current weights, or the agent itself; both have `get_actions`.
 
         The agent must be in eval mode.
         """
@@ -88,7 +88,7 @@ class Rollout:
         self._policy = policy
         self._device = policy.device
         self._autocast = policy.autocast
-        self._actor: Any = None  # has the `get_actions` of the current run
+        self._actor: Any = None  # the compiled actor, or the agent
         self._running = RunningEpisodes(vector_env.num_envs)
         self._counts = StepCounts(self.steps_by_env_name)
         self._viewed: PolicyInput | None = None
@@ -169,7 +169,7 @@ class Rollout:
         was_training = self.agent.training
         self.agent.eval()
         try:
-            self._actor = self._policy.refreshed()
+            self._actor = self._policy.with_current_weights()
             yield
         finally:
             self.agent.train(was_training)

@@ -82,7 +82,7 @@ class RLDataset(Dataset[RLData], ABC):
         )
 
     def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
-        """Called when the environments exist, with the spaces of one actor; datasets of files recognise theirs."""
+        """Hook: called by `Experiment.start` with the spaces of one actor, against which files can be checked."""
         return
 
     def check_configured(self) -> None:

@@ -122,7 +122,7 @@ class DiskTrajDataset(RLDataset):
         self.index.may_move = bool(has_edit_rights)
 
     def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
-        """Files that hold the observations and actions of these spaces are the ones that others must match."""
+        """Takes a file with the arrays of these spaces as the reference; files that differ are quarantined."""
         self._sampler.set_expected_shapes(
             {
                 **{OBS_KEY_PREFIX + key: space.shape for key, space in observation_space.items()},

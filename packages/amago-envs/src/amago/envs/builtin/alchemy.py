@@ -1,7 +1,7 @@
 """Symbolic Alchemy of DeepMind's dm_alchemy (Wang et al. 2021): learn a hidden chemistry within ten trials.
 
-dm_alchemy is not on PyPI, so its tests here run on a stand-in with the same interface: the wrapper follows the
-interface of its repository of 2023, which no longer uses the names that numpy 1.24 removed.
+Written for dm_alchemy's repository of 2023, which works with numpy 1.24 and later. dm_alchemy is not on PyPI, so
+the tests use a stand-in with its interface.
 """
 
 from typing import Any
@@ -10,12 +10,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.builtin.optional import optional_import
+from amago.envs.builtin.optional import ALCHEMY_INSTALL, optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
-INSTALL = "pip install dm_env 'dm_alchemy @ git+https://github.com/google-deepmind/dm_alchemy'"
 LEVEL = "alchemy/perceptual_mapping_randomized_with_rotation_and_random_bottleneck"
-TRIALS, STEPS_PER_TRIAL = 10, 20
+STEPS_PER_TRIAL = 20
 NUM_OBSERVATIONS, NUM_ACTIONS = 39, 40
 MAX_SEED = 1_000_000
 
@@ -38,7 +37,7 @@ class SymbolicAlchemy(gym.Env[npt.NDArray[np.float32], int]):
     metadata = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self) -> None:
-        module = optional_import("dm_alchemy.symbolic_alchemy", install=INSTALL)
+        module = optional_import("dm_alchemy.symbolic_alchemy", install=ALCHEMY_INSTALL)
         self._get_level = module.get_symbolic_alchemy_level
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (NUM_OBSERVATIONS,), np.float32)
         self.action_space = gym.spaces.Discrete(NUM_ACTIONS)  # type: ignore[assignment]

@@ -16,8 +16,8 @@ import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.images import Frame, checked_resolution, image_space, order_axes, resize
 from amago.envs.builtin.optional import optional_import
-from amago.envs.builtin.screens import Frame, arrange, checked_resolution, image_space, resize
 
 _DIRECTIONS = ("up", "right", "left", "down", "upright", "upleft", "downright", "downleft")
 # in ALE's order
@@ -182,7 +182,7 @@ class AtariGame(gym.Env[Frame, Any]):
         return last, total, terminated, truncated, info
 
     def _observation(self, screen: Frame) -> Frame:
-        return arrange(resize(self._cv2, screen, self.resolution), self.channels_last)
+        return order_axes(resize(self._cv2, screen, self.resolution), self.channels_last)
 
     def render(self) -> Any:
         """The screen in its own resolution, uint8 (210, 160, 3), if `render_mode` is "rgb_array"."""

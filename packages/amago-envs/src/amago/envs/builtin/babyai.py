@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.images import resize
 from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 from amago.envs.registry import did_you_mean
@@ -234,8 +235,7 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
             image = level.get_frame(tile_size=PARTIAL_TILE, agent_pov=True)
         elif self.observation_type == "full-image":
             frame = level.get_frame(highlight=level.highlight, tile_size=FULL_TILE)
-            size = IMAGE_SHAPES["full-image"][:2]
-            image = self._cv2.resize(frame, size, interpolation=self._cv2.INTER_AREA)
+            image = resize(self._cv2, frame, IMAGE_SHAPES["full-image"][:2])
         return image
 
     def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gin
-import gymnasium
 
-from amago.envs.builtin.optional import optional_import
+from amago.envs.builtin.optional import ALCHEMY_INSTALL, PROCGEN_INSTALL, optional_import
 
 Kind = Literal["vectors", "memory", "pixels", "tokens", "offline"]
 KINDS: dict[Kind, str] = {
@@ -34,7 +33,7 @@ class CatalogEntry:
     """One builtin environment, or one family of ids.
 
     Attributes:
-        name: the name on the command line; for families of ids without an environment class, the ids' form.
+        name: the name on the command line; "PREFIX..." if the ids of a family are the only names.
         module: the module that holds `factory`.
         factory: class or function that makes the environment.
         description: one line.
@@ -86,6 +85,11 @@ class CatalogEntry:
         return self.kind in ("memory", "tokens")
 
     @property
+    def has_only_ids(self) -> bool:
+        """Whether environments are named by the ids of the family alone."""
+        return self.name.endswith("...")
+
+    @property
     def installed(self) -> bool:
         """Whether its packages can be imported; imports none of them."""
         return all(importlib.util.find_spec(package) is not None for package in self.packages)
@@ -98,13 +102,17 @@ class CatalogEntry:
         return f"pip install 'amago-envs[{self.extra}]'" if self.extra else ""
 
     def import_packages(self) -> None:
-        """Imports its packages, some of which register ids in Gymnasium.
+        """Checks that its packages are installed, and imports those of a family of ids, which may register them.
+
+        Others are imported only when an environment is made: procgen's own import needs gym, the environment does
+        not.
 
         Raises:
             ImportError: a package is missing; names the command that installs it.
         """
         for package in self.packages:
-            optional_import(package, extra=self.extra, install=self.install)
+            if self.id_prefix or importlib.util.find_spec(package) is None:
+                optional_import(package, extra=self.extra, install=self.install)
 
     def load(self) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
         """The factory, and the wrapper or None.
@@ -133,35 +141,10 @@ def find_entry(name: str) -> CatalogEntry | None:
     return next((entry for entry in families if name.startswith(entry.id_prefix)), None)
 
 
-def make_gymnax(env_id: str, num_envs: int = 1) -> Any:
-    """`GymnaxCompatibility` on gymnax's environment `env_id` with its default parameters."""
-    gymnax = optional_import("gymnax", extra="gymnax")
-    from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
-
-    env, params = gymnax.make(env_id)
-    return GymnaxCompatibility(env, num_envs=num_envs, params=params)
-
-
-def make_kshot(env: str, k: int = 3, **arguments: Any) -> Any:
-    """`KShot` on a Gymnasium id; further arguments are those of `gymnasium.make`."""
-    from amago.envs.builtin.kshot import KShot
-
-    return KShot(gymnasium.make(env, **arguments), k)
-
-
 def _steps_of_kshot(env: Any) -> int | None:
     """Steps of k attempts, and one between each two."""
     limit = None if env.spec is None else env.spec.max_episode_steps
     return None if limit is None else int(env.k * limit + env.k - 1)
-
-
-def _steps_of_popgym(env: Any) -> int | None:
-    """Steps of the longest episode of a POPGym task, by its id."""
-    name = env.env_name.removeprefix("popgym-").rpartition("-")[0]
-    for level, suffix in enumerate(("Easy", "Medium", "Hard")):
-        if name.endswith(suffix):
-            return POPGYM_STEPS.get(name.removesuffix(suffix), (None, None, None))[level]
-    return None
 
 
 # Steps of the longest episode: Easy, Medium, Hard (popgym 1.0.7).
@@ -184,6 +167,15 @@ POPGYM_STEPS = {
 MULTI_DOMAIN_POPGYM_STEPS = 2 * (831 + 1)
 
 
+def _steps_of_popgym(env: Any) -> int | None:
+    """Steps of the longest episode of a POPGym task, by its id."""
+    name = env.env_name.removeprefix("popgym-").rpartition("-")[0]
+    for level, suffix in enumerate(("Easy", "Medium", "Hard")):
+        if name.endswith(suffix):
+            return POPGYM_STEPS.get(name.removesuffix(suffix), (None, None, None))[level]
+    return None
+
+
 def _toys() -> list[CatalogEntry]:
     toy, tmaze = "amago.envs.builtin.toy_gym", "amago.envs.builtin.tmaze"
     corridor: dict[str, Any] = {"corridor_length": 20, "penalty": -0.05}
@@ -196,7 +188,7 @@ def _toys() -> list[CatalogEntry]:
             kind="memory",
             defaults={"size": 3, "k_episodes": 5},
             episode_steps=45,
-            steps_of=_product_of("k_episodes", "max_episode_steps"),
+            steps_of=_steps_from("k_episodes", "max_episode_steps"),
         ),
         CatalogEntry(
             name="RoomKeyDoor",
@@ -205,7 +197,7 @@ def _toys() -> list[CatalogEntry]:
             description="find key and door of a dark room, as often as possible",
             kind="memory",
             episode_steps=500,
-            steps_of=_product_of("meta_rollout_horizon"),
+            steps_of=_steps_from("meta_rollout_horizon"),
             context=500,
         ),
         CatalogEntry(
@@ -216,7 +208,7 @@ def _toys() -> list[CatalogEntry]:
             kind="memory",
             defaults=corridor,
             episode_steps=21,
-            steps_of=_product_of("episode_length"),
+            steps_of=_steps_from("episode_length"),
         ),
         CatalogEntry(
             name="TMazeAltActive",
@@ -226,7 +218,7 @@ def _toys() -> list[CatalogEntry]:
             kind="memory",
             defaults=corridor,
             episode_steps=23,
-            steps_of=_product_of("episode_length"),
+            steps_of=_steps_from("episode_length"),
         ),
         CatalogEntry(
             name="TMazeAlt",
@@ -235,11 +227,11 @@ def _toys() -> list[CatalogEntry]:
             description="the general maze, with all its settings",
             kind="memory",
             episode_steps=11,
-            steps_of=_product_of("episode_length"),
+            steps_of=_steps_from("episode_length"),
         ),
         CatalogEntry(
             name="KShot",
-            module=__name__,
+            module="amago.envs.builtin.kshot",
             factory="make_kshot",
             description="k attempts at the same task of any Gymnasium id",
             kind="memory",
@@ -255,7 +247,7 @@ def _toys() -> list[CatalogEntry]:
             kind="memory",
             defaults={"maze_dim": 11, "num_goals": 3, "time_limit": 250, "randomized_action_space": False},
             episode_steps=250,
-            steps_of=_product_of("time_limit"),
+            steps_of=_steps_from("time_limit"),
         ),
     ]
 
@@ -340,7 +332,7 @@ def _grids() -> list[CatalogEntry]:
             episode_steps=1220,
             steps_of=lambda env: int(env.unwrapped.suggested_max_seq_len),
             id_prefix="XLand-MiniGrid-R",
-            id_arguments=_arguments_of_xland,
+            id_arguments=_xland_arguments,
             example_id="XLand-MiniGrid-R1-9x9",
             rows_argument="parallel_envs",
         ),
@@ -366,7 +358,7 @@ def _pixels() -> list[CatalogEntry]:
             episode_steps=27_000,
             steps_of=lambda env: math.ceil(env.unwrapped.time_limit / env.unwrapped.frame_skip),
             id_prefix="ALE/",
-            id_arguments=_arguments_of_ale,
+            id_arguments=_ale_arguments,
             example_id="ALE/Pong-v5",
         ),
         CatalogEntry(
@@ -405,7 +397,7 @@ def _pixels() -> list[CatalogEntry]:
             defaults={"games": ["coinrun"], "distribution_mode": "easy"},
             wrapper="ProcgenAMAGO",
             packages=("cffi", "gym3", "procgen"),
-            install="pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi",
+            install=PROCGEN_INSTALL,
             tested_with="procgen2 0.10.7",
             episode_steps=2001,
         ),
@@ -453,7 +445,7 @@ def _control() -> list[CatalogEntry]:
             context=128,
             reward_multiplier=1.0,
             id_prefix="metaworld/",
-            id_arguments=lambda env_id: {"benchmark_name": env_id.partition("/")[2]},
+            id_arguments=_after_slash("benchmark_name"),
             example_id="metaworld/reach-v3",
         ),
         CatalogEntry(
@@ -463,7 +455,7 @@ def _control() -> list[CatalogEntry]:
             description="ten trials on the same hidden chemistry",
             kind="memory",
             packages=("dm_env", "dm_alchemy"),
-            install="pip install dm_env 'dm_alchemy @ git+https://github.com/google-deepmind/dm_alchemy'",
+            install=ALCHEMY_INSTALL,
             tested_with="a stand-in with the interface of dm_alchemy",
             episode_steps=200,
         ),
@@ -493,12 +485,12 @@ def _control() -> list[CatalogEntry]:
             tested_with="minari 0.5.4",
             steps_of=lambda env: env.spec.max_episode_steps if env.spec else None,
             id_prefix="minari/",
-            id_arguments=lambda env_id: {"dataset": env_id.partition("/")[2]},
+            id_arguments=_after_slash("dataset"),
             example_id="minari/D4RL/pointmaze/umaze-v2",
         ),
         CatalogEntry(
             name="Gymnax",
-            module=__name__,
+            module="amago.envs.builtin.gymnax_envs",
             factory="make_gymnax",
             description="environments in jax that step together",
             kind="vectors",
@@ -507,7 +499,7 @@ def _control() -> list[CatalogEntry]:
             packages=("gymnax",),
             tested_with="gymnax 1.0.1, jax 0.10.2",
             id_prefix="gymnax/",
-            id_arguments=lambda env_id: {"env_id": env_id.partition("/")[2]},
+            id_arguments=_after_slash("env_id"),
             example_id="gymnax/CartPole-v1",
             rows_argument="num_envs",
         ),
@@ -522,20 +514,20 @@ def _control() -> list[CatalogEntry]:
             packages=("envpool",),
             tested_with="envpool 1.0.0",
             id_prefix="envpool/",
-            id_arguments=lambda env_id: {"task_id": env_id.partition("/")[2]},
+            id_arguments=_after_slash("task_id"),
             example_id="envpool/CartPole-v1",
             rows_argument="num_envs",
         ),
     ]
 
 
-def _product_of(*names: str) -> Callable[[Any], int]:
-    """Reads the product of some attributes of the innermost environment."""
+def _steps_from(*attributes: str) -> Callable[[Any], int]:
+    """The steps of an episode are the product of these attributes of the innermost environment."""
 
-    def read(env: Any) -> int:
-        return math.prod(int(getattr(env.unwrapped, name)) for name in names)
+    def steps(env: Any) -> int:
+        return math.prod(int(getattr(env.unwrapped, name)) for name in attributes)
 
-    return read
+    return steps
 
 
 def _steps_of_babyai(env: Any) -> int | None:
@@ -545,12 +537,17 @@ def _steps_of_babyai(env: Any) -> int | None:
     return int(env.k_episodes * limit + env.k_episodes - 1)
 
 
-def _arguments_of_ale(env_id: str) -> dict[str, Any]:
+def _after_slash(argument: str) -> Callable[[str], dict[str, Any]]:
+    """Passes what follows the family's "prefix/" in an id as `argument`."""
+    return lambda env_id: {argument: env_id.partition("/")[2]}
+
+
+def _ale_arguments(env_id: str) -> dict[str, Any]:
     game, _, version = env_id.partition("/")[2].rpartition("-")
     return {"game": game, "version": version}
 
 
-def _arguments_of_xland(env_id: str) -> dict[str, Any]:
+def _xland_arguments(env_id: str) -> dict[str, Any]:
     """rooms and grid_size of "XLand-MiniGrid-R1-9x9"."""
     found = re.fullmatch(r"XLand-MiniGrid-R(\d+)-(\d+)x\2", env_id)
     if found is None:

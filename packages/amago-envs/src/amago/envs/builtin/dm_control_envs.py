@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.images import Frame, checked_resolution, image_space, order_axes
 from amago.envs.builtin.optional import optional_import
-from amago.envs.builtin.screens import Frame, arrange, checked_resolution, image_space
 from amago.envs.registry import did_you_mean
 
 PREFIX = "dm_control/"
@@ -114,7 +114,7 @@ class DMControl(gym.Env[Any, Any]):
         return {**observation, PIXELS: self._image()} if self.pixels else observation
 
     def _image(self) -> Frame:
-        return arrange(self._draw(), self.channels_last)
+        return order_axes(self._draw(), self.channels_last)
 
     def _draw(self) -> Frame:
         height, width = self.resolution

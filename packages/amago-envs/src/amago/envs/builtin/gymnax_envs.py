@@ -79,7 +79,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
             self._key = self._jax.random.key(int(self.np_random.integers(2**32)))
         self._key, keys = self._split_keys(self._key)
         obs, self._state = self._reset(keys, self.params)
-        return _in_form_of(self.observation_space, self._fetch(obs)), {}
+        return _nest_like(self.observation_space, self._fetch(obs)), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every row; rows whose episode ends return the first observation of the next one."""
@@ -103,8 +103,8 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
             info = self._jax.tree.map(lambda rows: rows[0], info)
         obs, reward, terminated, truncated = self._fetch((obs, reward, terminated, truncated))
         if self.num_envs > 1 and final_obs is not None and (terminated | truncated).any():
-            info["final_obs"] = _in_form_of(self.observation_space, self._fetch(final_obs))
-        return _in_form_of(self.observation_space, obs), reward, terminated, truncated, info
+            info["final_obs"] = _nest_like(self.observation_space, self._fetch(final_obs))
+        return _nest_like(self.observation_space, obs), reward, terminated, truncated, info
 
     def _fetch(self, arrays: Any) -> Any:
         """Device arrays as numpy arrays, in one transfer; without their first axis if N is 1."""
@@ -113,6 +113,12 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
 
 
 GymnaxCompatability = GymnaxCompatibility  # the reference's spelling
+
+
+def make_gymnax(env_id: str, num_envs: int = 1) -> GymnaxCompatibility:
+    """gymnax's environment `env_id` with its default parameters."""
+    env, params = optional_import("gymnax", extra="gymnax").make(env_id)
+    return GymnaxCompatibility(env, num_envs=num_envs, params=params)
 
 
 def _first_and_rest(keys: Any) -> tuple[Any, Any]:
@@ -135,11 +141,11 @@ def _gymnasium_space(space: Any) -> gym.Space[Any]:
     raise TypeError(f"a gymnax space must be Discrete, Box, Dict or Tuple, got {space}")
 
 
-def _in_form_of(space: gym.Space[Any], obs: Any) -> Any:
-    """`obs` with dicts for Dict spaces: gymnax has dataclasses there, or mappings of other types."""
+def _nest_like(space: gym.Space[Any], obs: Any) -> Any:
+    """`obs` as nested dicts, tuples and arrays; gymnax has dataclasses or other mappings for Dict spaces."""
     if isinstance(space, gym.spaces.Dict):
         values = obs if isinstance(obs, Mapping) else vars(obs)
-        return {key: _in_form_of(child, values[key]) for key, child in space.spaces.items()}
+        return {key: _nest_like(child, values[key]) for key, child in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(_in_form_of(child, each) for child, each in zip(space.spaces, obs, strict=True))
+        return tuple(_nest_like(child, each) for child, each in zip(space.spaces, obs, strict=True))
     return np.asarray(obs)

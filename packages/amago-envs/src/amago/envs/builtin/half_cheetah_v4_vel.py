@@ -13,7 +13,7 @@ from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = npt.NDArray[np.float64]
-LAST_STEPS = 50  # of which the final velocity is the mean
+LAST_STEPS = 50  # their mean is the final velocity
 
 
 class HalfCheetahV4LogVelocity(gym.Env[Observation, npt.NDArray[np.float32]]):
@@ -81,7 +81,7 @@ class HalfCheetahV4LogVelocity(gym.Env[Observation, npt.NDArray[np.float32]]):
         return self.forward_reward_weight * x_velocity
 
     def control_cost(self, action: npt.NDArray[np.float32]) -> float:
-        """What the reward loses for an action."""
+        """The cost of an action, which is subtracted from the reward."""
         return float(self.mujoco_env.control_cost(action))
 
     def _get_obs(self) -> Observation:
@@ -119,18 +119,19 @@ class HalfCheetahV4LogVelocity(gym.Env[Observation, npt.NDArray[np.float32]]):
         self._steps += 1
         truncated = self._steps >= self.max_episode_steps
         if truncated:
-            info |= {AMAGO_ENV_LOG_PREFIX + key: value for key, value in self._final_metrics().items()}
+            info |= {f"{AMAGO_ENV_LOG_PREFIX} {name}": value for name, value in self._final_metrics().items()}
             self._steps = None
         if self.render_mode == "human":
             env.render()
         return self._get_obs(), reward_run + reward_ctrl, False, truncated, info
 
     def _final_metrics(self) -> dict[str, float]:
+        """Metrics of a finished episode by name."""
         velocities = self._velocities
         return {
-            " Mean Velocity": float(velocities.mean()),
-            " Max Velocity": float(velocities.max()),
-            " Avg. Last 50 Timestep Velocity": float(velocities[-LAST_STEPS:].mean()),
+            "Mean Velocity": float(velocities.mean()),
+            "Max Velocity": float(velocities.max()),
+            "Avg. Last 50 Timestep Velocity": float(velocities[-LAST_STEPS:].mean()),
         }
 
     def render(self) -> Any:
@@ -197,6 +198,6 @@ class HalfCheetahV4_MetaVelocity(HalfCheetahV4LogVelocity):
 
     def _final_metrics(self) -> dict[str, float]:
         metrics = super()._final_metrics()
-        final = metrics[" Avg. Last 50 Timestep Velocity"]
-        metrics[" Target Velocity Error at Final 50 Timesteps"] = abs(self.target_velocity - final)
+        final = metrics["Avg. Last 50 Timestep Velocity"]
+        metrics["Target Velocity Error at Final 50 Timesteps"] = abs(self.target_velocity - final)
         return metrics

@@ -91,11 +91,11 @@ class KShot(ForwardingWrapper):
         return self._start_attempt()
 
     def _start_attempt(self) -> tuple[Any, dict[str, Any]]:
-        self._over = False
+        self._attempt_over = False
         self._return = 0.0
         self._success: float | None = None
         obs, info = self.env.reset(**self._task)
-        return self._show(obs, 1.0), info
+        return self._with_attempt(obs, 1.0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the attempt, or starts the next one if it is over.
@@ -105,7 +105,7 @@ class KShot(ForwardingWrapper):
         """
         if not self._running:
             raise RuntimeError("KShot.step needs a running episode: call reset() first")
-        if self._over:
+        if self._attempt_over:
             self.attempt += 1
             obs, info = self._start_attempt()
             return obs, 0.0, False, False, {**info, "soft_reset": True}
@@ -115,10 +115,10 @@ class KShot(ForwardingWrapper):
             if key in info:
                 self._success = max(float(info[key]), self._success or 0.0)
         if terminated or truncated:
-            self._over = True
+            self._attempt_over = True
             self._running = self.attempt + 1 < self.k
             info = {**info, **self._metrics()}
-        return self._show(obs, 0.0), reward, not self._running, False, info
+        return self._with_attempt(obs, 0.0), reward, not self._running, False, info
 
     def _metrics(self) -> dict[str, float]:
         prefix = f"{AMAGO_ENV_LOG_PREFIX} Episode {self.attempt}"
@@ -127,12 +127,17 @@ class KShot(ForwardingWrapper):
             metrics[f"{prefix} Success"] = self._success
         return metrics
 
-    def _show(self, obs: Any, is_first: float) -> Any:
+    def _with_attempt(self, obs: Any, is_first: float) -> Any:
         if not self.show_attempt:
             return obs
         parts = dict(obs) if isinstance(self.env.observation_space, gym.spaces.Dict) else {"observation": obs}
         parts[ATTEMPT_KEY] = np.array((is_first, self.attempt / self.k), np.float32)
         return parts
+
+
+def make_kshot(env: str, k: int = 3, **arguments: Any) -> KShot:
+    """`KShot` on a Gymnasium id; further arguments are those of `gymnasium.make`."""
+    return KShot(gym.make(env, **arguments), k)
 
 
 def _sample_seed(env: gym.Env[Any, Any], rng: np.random.Generator) -> Mapping[str, Any]:

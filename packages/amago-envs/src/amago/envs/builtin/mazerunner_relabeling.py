@@ -56,7 +56,7 @@ class HindsightInstructionReplay(Relabeler):
                 f'the trajectory\'s "goals" have shape {goals.shape[1:]}, expected {(self.num_goals, 2)} for '
                 f"num_goals={self.num_goals}"
             )
-        # A list that begins with reached goals (a piece of an episode) has fewer left.
+        # A segment from the middle of an episode may begin with goals that are reached already.
         wanted = goals[0][(goals[0] != REACHED).any(axis=1)]
         reached = np.flatnonzero(traj.rews[:, 0]) + 1
         num_alternatives = self._draw_count(len(wanted) - len(reached))

@@ -228,7 +228,3 @@ class Metaworld(AMAGOEnv):
             LazyBenchmark(benchmark_name, benchmark_seed), split, k_episodes
         )
         super().__init__(self.k_episode_env)
-
-    @property
-    def env_name(self) -> str:
-        return self.k_episode_env.env_name

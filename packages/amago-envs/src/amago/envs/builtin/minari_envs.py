@@ -83,19 +83,21 @@ def _check_spaces(dataset: Any, env: gym.Env[Any, Any]) -> None:
 
     Bounds and precision may differ between versions of an environment.
     """
-    for kind, form in (("observation_space", _observation_form), ("action_space", _action_form)):
+    for kind, summary in (("observation_space", _observation_shapes), ("action_space", _action_kind)):
         recorded, found = getattr(dataset, kind), getattr(env, kind)
-        if form(recorded) != form(found):
+        if summary(recorded) != summary(found):
             raise ValueError(
                 f"the {kind} of {dataset.spec.dataset_id} is {recorded}, and that of its environment {found}: a "
                 "policy of one cannot act in the other"
             )
 
 
-def _observation_form(space: gym.Space[Any]) -> Any:
+def _observation_shapes(space: gym.Space[Any]) -> Any:
+    """Shapes of the arrays that a policy observes, by key."""
     return {key: box.shape for key, box in ObservationMapper(space, batched_envs=1).space.items()}
 
 
-def _action_form(space: gym.Space[Any]) -> Any:
+def _action_kind(space: gym.Space[Any]) -> Any:
+    """Kind and width of an action's representation."""
     codec = make_action_codec(space, batched_envs=1)
     return type(codec), codec.width

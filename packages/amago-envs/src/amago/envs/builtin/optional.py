@@ -1,7 +1,12 @@
-"""Imports of the third-party packages that builtin environments need."""
+"""Imports of the third-party packages that builtin environments need, and the commands that install them."""
 
 from importlib import import_module
 from types import ModuleType
+
+# Packages that an extra cannot install: dm_alchemy is not on PyPI. procgen2 declares numpy 1 and the unmaintained
+# gym, and needs neither here, so pip must not resolve its dependencies.
+ALCHEMY_INSTALL = "pip install dm_env 'dm_alchemy @ git+https://github.com/google-deepmind/dm_alchemy'"
+PROCGEN_INSTALL = "pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi imageio"
 
 
 def optional_import(module: str, *, extra: str | None = None, install: str | None = None) -> ModuleType:

@@ -272,7 +272,3 @@ class MultiDomainPOPGymAMAGO(AMAGOEnv):
     def __init__(self, warmup_episodes: int = 1) -> None:
         self.multi_domain = MultiDomainPOPGym(warmup_episodes)
         super().__init__(self.multi_domain)
-
-    @property
-    def env_name(self) -> str:
-        return self.multi_domain.env_name

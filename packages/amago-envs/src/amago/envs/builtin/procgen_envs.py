@@ -3,8 +3,7 @@
 - `TwoAttemptMTProcgen`: the environment; `ProcgenAMAGO`: an AMAGOEnv of it
 - `ALL_PROCGEN_GAMES`: the names of the games
 
-Tested with procgen2 0.10.7, gym3 0.3.3 and cffi 2.0 on numpy 2.4. procgen2 declares numpy 1 and the unmaintained
-gym, and needs neither here, so pip must not resolve its dependencies.
+Tested with procgen2 0.10.7, gym3 0.3.3 and cffi 2.0 on numpy 2.4.
 """
 
 import sys
@@ -19,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.builtin.optional import PROCGEN_INSTALL
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
-INSTALL = "pip install --no-deps procgen2==0.10.7 gym3==0.3.3 && pip install cffi imageio"
 # The first six have a mode "memory".
 ALL_PROCGEN_GAMES = [
     "dodgeball",
@@ -61,7 +60,7 @@ def _import_procgen() -> Any:
             sys.modules[_ALIAS] = package
         return import_module(f"{_ALIAS}.env")
     except ImportError as error:
-        raise ImportError(f"Procgen games need procgen2 ({error}): {INSTALL}") from error
+        raise ImportError(f"Procgen games need procgen2 ({error}): {PROCGEN_INSTALL}") from error
 
 
 class TwoAttemptMTProcgen(gym.Env[Image, int]):

@@ -12,8 +12,8 @@ import gymnasium as gym
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin.arguments import whole_number
+from amago.envs.builtin.images import Frame, checked_resolution, image_space, order_axes, resize
 from amago.envs.builtin.optional import optional_import
-from amago.envs.builtin.screens import Frame, arrange, checked_resolution, image_space, resize
 
 FRAMES_PER_MINUTE = 3600
 BUTTONS = 12
@@ -187,7 +187,7 @@ class RetroArcade(gym.Env[Frame, Any]):
         color = BORDER_COLORS[self._consoles[self._start[0]]]
         for edge in (frame[:BORDER], frame[-BORDER:], frame[:, :BORDER], frame[:, -BORDER:]):
             edge[...] = color
-        return arrange(frame, self.channels_last)
+        return order_axes(frame, self.channels_last)
 
     def render(self) -> Any:
         """The screen in its own resolution, uint8 (h, w, 3), if `render_mode` is "rgb_array"."""

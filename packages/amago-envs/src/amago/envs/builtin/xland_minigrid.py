@@ -137,7 +137,7 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
         self.current_episode[:] = 0
         self.episode_return[:] = 0.0
         self._attempt_over = np.zeros(self.parallel_envs, np.bool_)
-        return self._form(self.get_obs()), {}
+        return self._without_row_axis(self.get_obs()), {}
 
     def get_obs(self) -> dict[str, npt.NDArray[Any]]:
         """The current observations, with the leading axis N."""
@@ -162,25 +162,25 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
             raise ValueError(
                 f"actions have shape {actions.shape}; give one for each of {self.parallel_envs} grids"
             )
-        over = self._attempt_over  # these grids start their next attempt in this step
+        starting = self._attempt_over  # these grids start their next attempt in this step
         self._timestep = self._xland.step(self._rulesets, self._timestep, actions.reshape(self.parallel_envs))
         last, reward = self._jax.device_get((self._timestep.last(), self._timestep.reward))
-        reward = np.where(over, 0.0, reward).astype(np.float32)
+        reward = np.where(starting, 0.0, reward).astype(np.float32)
         self.episode_return += reward
         info: dict[str, Any] = {}
-        for attempt in np.unique(self.current_episode[over]):
-            ended = over & (self.current_episode == attempt)
+        for attempt in np.unique(self.current_episode[starting]):
+            ended = starting & (self.current_episode == attempt)
             returns = np.where(ended, self.episode_return, np.nan)
-            info[f"{AMAGO_ENV_LOG_PREFIX} Ep {attempt} Return"] = self._form(returns)
-        self.episode_return[over] = 0.0
-        self.current_episode[over] += 1
+            info[f"{AMAGO_ENV_LOG_PREFIX} Ep {attempt} Return"] = self._without_row_axis(returns)
+        self.episode_return[starting] = 0.0
+        self.current_episode[starting] += 1
         self._attempt_over = np.array(last, np.bool_)
         done = self.current_episode >= self.k_episodes
         if self.parallel_envs > 1 and done.any():
             info["final_obs"] = self.get_obs()
             self.reset_if_done(done)
-        done = self._form(done)
-        return self._form(self.get_obs()), self._form(reward), done, done, info
+        done = self._without_row_axis(done)
+        return self._without_row_axis(self.get_obs()), self._without_row_axis(reward), done, done, info
 
     def reset_if_done(self, is_done: npt.NDArray[np.bool_]) -> None:
         """Draws new rulesets for some grids and starts their first attempts; `is_done` is (N,) bool."""
@@ -192,8 +192,8 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
         self.episode_return[is_done] = 0.0
         self._attempt_over[is_done] = False
 
-    def _form(self, arrays: Any) -> Any:
-        """Results without the leading axis if N is 1."""
+    def _without_row_axis(self, arrays: Any) -> Any:
+        """Results without the leading axis N if N is 1, else as they are."""
         if self.parallel_envs > 1:
             return arrays
         return {key: array[0] for key, array in arrays.items()} if isinstance(arrays, dict) else arrays[0]

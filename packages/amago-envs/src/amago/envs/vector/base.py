@@ -124,8 +124,8 @@ class VectorEnv(ABC):
         self.env_names: list[str] = self._names_by_row(spec.names)
         if spec.overridden:
             warnings.warn(
-                f"environments are stepped one by one, which is slower, because {' and '.join(spec.overridden)} "
-                "replaces what is otherwise done for all of them at once; the results are the same",
+                "environments are stepped one by one, which is slower, because they override "
+                f"{' and '.join(spec.overridden)}; the results are the same",
                 stacklevel=2,
             )
 

@@ -23,7 +23,7 @@ def can_be_batched(envs: Sequence[Any]) -> bool:
     """Whether `BatchedStepper` supports `envs`, a list of AMAGOEnvs or of exploration wrappers around them.
 
     It does not support batched environments, different action spaces, different exploration classes, or
-    subclasses that override what it does at once for all, see `overridden_methods`.
+    subclasses that override a method which it would not call, see `overridden_methods`.
     """
     if len(envs) < 2 or len({type(env) for env in envs}) > 1:
         return False
@@ -39,7 +39,7 @@ def can_be_batched(envs: Sequence[Any]) -> bool:
 
 
 def overridden_methods(env: Any) -> list[str]:
-    """The overridden methods of an AMAGOEnv, and of exploration around it, that make it step by itself."""
+    """Overridden methods of an AMAGOEnv, or of exploration around it, that `BatchedStepper` would not call."""
     methods = []
     if isinstance(env, ExplorationWrapper):
         methods += _overridden(env, ExplorationWrapper, "step")

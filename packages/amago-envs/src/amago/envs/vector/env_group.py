@@ -45,7 +45,7 @@ class StepNotes:
 class GroupSpec:
     """Spaces, numbers of rows and names of the environments of a group.
 
-    `overridden` has the methods of subclasses because of which a group steps its environments one by one.
+    `overridden` names the methods, such as "MyEnv.step", because of which environments are stepped one by one.
     """
 
     observation_space: gym.spaces.Dict

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from amago.nets.cnn.base import CNN, weight_init
 
+_LARGEST_GRID = 22  # cells on a side: BabyAI's whole map
+
 
 class _ConvStack(CNN):
     """Convolutions, each followed by the activation, as `conv1`, `conv2`, ...; only the first may pad."""
@@ -106,7 +108,8 @@ class GridworldCNN(_ConvStack):
 class SmallImageCNN(_ConvStack):
     """Kernels between those of `GridworldCNN` and `NatureishCNN`, for images of 12 to 35 pixels.
 
-    The first convolution pads the image with a border of one zero, so that the cells at the edges of a grid count.
+    The first convolution pads the image with a border of one zero, because the edge cells of a grid matter as much
+    as the others.
 
     Args:
         img_shape: (H, W, C), or (C, H, W) if `channels_first`.
@@ -132,7 +135,7 @@ class SmallImageCNN(_ConvStack):
     ) -> None:
         if strides is None:
             sides = img_shape[1:] if channels_first else img_shape[:2]
-            strides = [1, 2, 1] if min(sides) <= 22 else [2, 2, 1]
+            strides = [1, 2, 1] if min(sides) <= _LARGEST_GRID else [2, 2, 1]
         super().__init__(img_shape, channels_first, activation, channels, kernels, strides, padding=1)
 
 

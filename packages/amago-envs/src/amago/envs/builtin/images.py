@@ -1,4 +1,4 @@
-"""Screens of emulators as image observations."""
+"""Image observations: their spaces, sizes and the order of their axes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,12 +27,12 @@ def checked_resolution(resolution: Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def resize(cv2: Any, screen: Frame, resolution: tuple[int, int]) -> Frame:
-    """A screen (h, w) or (h, w, C) by area interpolation, as a new array (H, W, C)."""
-    resized: Frame = cv2.resize(screen, resolution[::-1], interpolation=cv2.INTER_AREA)
+def resize(cv2: Any, image: Frame, resolution: tuple[int, int]) -> Frame:
+    """An image (h, w) or (h, w, C) resized by area interpolation of OpenCV: a new array (H, W, C)."""
+    resized: Frame = cv2.resize(image, resolution[::-1], interpolation=cv2.INTER_AREA)
     return resized.reshape(*resolution, -1)
 
 
-def arrange(frame: Frame, channels_last: bool) -> Frame:
-    """A frame (H, W, C) as an observation; (C, H, W) is a view of it, which its reader copies."""
+def order_axes(frame: Frame, channels_last: bool) -> Frame:
+    """A frame (H, W, C) in the order of `image_space`; (C, H, W) is a view of the frame."""
     return frame if channels_last else frame.transpose(2, 0, 1)
