@@ -521,6 +521,7 @@ def _control() -> list[CatalogEntry]:
             extra="envpool",
             packages=("envpool",),
             tested_with="envpool 1.0.0",
+            steps_of=lambda env: int(env.unwrapped.pool.spec.config.max_episode_steps) or None,
             id_prefix="envpool/",
             id_arguments=lambda env_id: {"task_id": env_id.partition("/")[2]},
             example_id="envpool/CartPole-v1",
