@@ -102,6 +102,15 @@ def test_the_length_of_an_episode_is_that_of_the_catalog(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "steps", "kind"), [("CartPole-v1", 500, "vectors"), ("Pong-v5", 27_000, "pixels")]
+)
+def test_an_id_of_envpool_has_its_time_limit_and_the_kind_of_its_observations(name, steps, kind):
+    pytest.importorskip("envpool")
+    facts = inspect_environment(resolve_environment(f"envpool/{name}", {}))
+    assert (facts.time_limit, facts.kind) == (steps, kind)
+
+
+@pytest.mark.parametrize(
     ("name", "meant"),
     [
         ("popgym-RepeatPreviosEasy-v0", "popgym-RepeatPreviousEasy-v0"),

@@ -134,6 +134,12 @@ class ArrayReward(Walk):
         return observation, np.array([reward, reward]), *rest
 
 
+class TextReward(Walk):
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, str(reward), *rest
+
+
 class InfiniteReward(Walk):
     def step(self, action: Any) -> Any:
         observation, _, *rest = super().step(action)
@@ -197,6 +203,7 @@ ERRORS = [
     (Unseeded, "seed", "the same seed and actions make another episode"),
     (UnboundedAction, "spaces", "bound"),
     (ArrayReward, "reward", "has shape (2,)"),
+    (TextReward, "reward", "no number"),
     (InfiniteReward, "reward", "not finite"),
     (InfoIsNone, "step", "returned NoneType as info"),
     (WordAsMetric, "info", "metrics are numbers"),

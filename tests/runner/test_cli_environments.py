@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from amago.cli.build import plan_run
 from amago.cli.environments import inspect_environment, resolve_environment
 from amago.cli.options import UsageProblem
+from amago.envs.builtin.catalog import CATALOG, CatalogEntry
 
 TOYS = ["MetaFrozenLake", "RoomKeyDoor", "TMazeAltActive", "TMazeAltPassive"]
 
@@ -95,6 +97,24 @@ def test_the_kind_of_an_environment_outside_the_catalog_is_read_off_its_observat
                 gymnasium.registry.pop(name, None)
 
 
+@pytest.mark.parametrize("kind", SPACES)
+def test_images_decide_the_kind_in_a_family_of_vectors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.SimpleNamespace(make=lambda number: Shows(SPACES[kind][number]))
+    monkeypatch.setitem(sys.modules, "family", module)
+    entry = CatalogEntry(
+        name="Family",
+        module="family",
+        factory="make",
+        description="of ids",
+        kind="vectors",
+        id_prefix="family/",
+        id_arguments=lambda env_id: {"number": int(env_id.partition("/")[2])},
+    )
+    monkeypatch.setitem(CATALOG, "Family", entry)
+    for number in range(len(SPACES[kind])):
+        assert inspect_environment(resolve_environment(f"family/{number}", {})).kind == kind
+
+
 def test_environments_of_a_module_are_named_by_id_or_by_class() -> None:
     module = "gymnasium.envs.classic_control"
     assert resolve_environment(f"{module}:Pendulum-v1", {})().env_name == "Pendulum-v1"
@@ -164,6 +184,18 @@ def test_an_environment_that_cannot_be_made_says_why() -> None:
     maker = resolve_environment("MetaFrozenLake", {"size": 1})
     with pytest.raises(UsageProblem, match="size must be at least 2"):
         inspect_environment(maker)
+
+
+def test_an_environment_that_misses_its_data_says_so() -> None:
+    def make(**arguments: Any) -> None:
+        raise FileNotFoundError("dataset not found locally")
+
+    gymnasium.register("Missing-v0", make)
+    try:
+        with pytest.raises(UsageProblem, match="not found locally"):
+            inspect_environment(resolve_environment("Missing-v0", {}))
+    finally:
+        gymnasium.registry.pop("Missing-v0", None)
 
 
 def test_a_package_that_cannot_be_imported_is_named() -> None:

@@ -285,6 +285,8 @@ class _Player:
 
     def _check_reward(self, reward: Any, number: int) -> float:
         try:
+            if isinstance(reward, str | bytes):  # numpy would read "1" as a number
+                raise TypeError
             array = np.asarray(reward, dtype=np.float64)
         except (TypeError, ValueError):
             self.report.add("error", "reward", f"is {reward!r}, not a number: return a float")

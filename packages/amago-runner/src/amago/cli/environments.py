@@ -20,8 +20,11 @@ from amago.nets.tstep_encoders import tstep_encoder_for
 
 _STEPS_WITHOUT_LIMIT = 1000
 _SMALLEST_SCREEN = 32  # pixels of the shorter side; smaller images are grids of ids
-# What constructors of environments raise for wrong arguments or missing packages.
-_MAKE_ERRORS = (TypeError, ValueError, AssertionError, AttributeError, KeyError, ImportError, RuntimeError)
+# What constructors of environments raise for wrong arguments, missing packages, or data that cannot be found.
+_MAKE_ERRORS = (
+    *(TypeError, ValueError, AssertionError, AttributeError, KeyError),
+    *(ImportError, RuntimeError, OSError),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +214,10 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
     try:
         wrapped = env if isinstance(env, AMAGOEnv) else AMAGOEnv(env, maker.name, maker.num_envs)
         space = wrapped.mapped_observation_space
+        seen = _kind_of(env.observation_space, space)
         return EnvFacts(
-            kind=_kind_of(env.observation_space, space) if entry is None else entry.kind,
+            # A family of ids such as EnvPool's is "vectors", but some of its environments show images.
+            kind=seen if entry is None or entry.kind == "vectors" else entry.kind,
             time_limit=_time_limit(entry, env),
             context=None if entry is None else entry.context,
             reward_multiplier=None if entry is None else entry.reward_multiplier,

@@ -513,6 +513,7 @@ def _control() -> list[CatalogEntry]:
             extra="envpool",
             packages=("envpool",),
             tested_with="envpool 1.0.0",
+            steps_of=lambda env: int(env.unwrapped.pool.spec.config.max_episode_steps) or None,
             id_prefix="envpool/",
             id_arguments=_after_slash("task_id"),
             example_id="envpool/CartPole-v1",
