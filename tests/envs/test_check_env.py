@@ -203,7 +203,7 @@ ERRORS = [
     (Unseeded, "seed", "the same seed and actions make another episode"),
     (UnboundedAction, "spaces", "bound"),
     (ArrayReward, "reward", "has shape (2,)"),
-    (TextReward, "reward", "no number"),
+    (TextReward, "reward", "not a number"),
     (InfiniteReward, "reward", "not finite"),
     (InfoIsNone, "step", "returned NoneType as info"),
     (WordAsMetric, "info", "metrics are numbers"),
