@@ -33,6 +33,7 @@ export WANDB_CACHE_DIR := $(CURDIR)/build/home/wandb/cache
 export WANDB_CONFIG_DIR := $(CURDIR)/build/home/wandb/config
 export WANDB_DATA_DIR := $(CURDIR)/build/home/wandb/data
 export AMAGO_KERNELS_CACHE := $(CURDIR)/build/home/amago-kernels
+export MESA_SHADER_CACHE_DIR := $(CURDIR)/build/home/mesa
 export TRITON_CACHE_DIR := $(CURDIR)/build/home/triton
 export UV_CACHE_DIR := $(CURDIR)/build/home/uv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
