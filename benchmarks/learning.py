@@ -1,11 +1,12 @@
 """What agents learn: whole runs of `amago-run train` for several seeds, beside a random policy.
 
-    .venv/bin/python -m benchmarks.learning                           # every task, seeds 0, 1 and 2
+    .venv-envs/bin/python -m benchmarks.learning                      # every task, seeds 0, 1 and 2
     .venv/bin/python -m benchmarks.learning --only quickstart --jobs 2
 
 Every seed of a task is a run in a process of its own, in runs/learning-TASK-SEED. Its row goes to
 benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv.
-`--draw` only draws docs/learning-TASK.png from these files.
+`--draw` only draws docs/learning-TASK.png from these files. `make test-envs` creates .venv-envs,
+which has the packages of all environments.
 """
 
 from __future__ import annotations

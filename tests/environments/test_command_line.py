@@ -105,7 +105,6 @@ def test_the_length_of_an_episode_is_that_of_the_catalog(name):
     ("name", "steps", "kind"), [("CartPole-v1", 500, "vectors"), ("Pong-v5", 27_000, "pixels")]
 )
 def test_an_id_of_envpool_has_its_time_limit_and_the_kind_of_its_observations(name, steps, kind):
-    pytest.importorskip("envpool")
     facts = inspect_environment(resolve_environment(f"envpool/{name}", {}))
     assert (facts.time_limit, facts.kind) == (steps, kind)
 
@@ -125,7 +124,6 @@ def test_a_mistyped_id_suggests_the_right_one(name, meant):
 
 
 def test_an_environment_that_needs_a_process_of_its_own_gets_one():
-    pytest.importorskip("stable_retro")
     assert plan_run({"env": "RetroArcade"}).recipe.env_mode == "async"
     with pytest.raises(UsageProblem, match="use async"):
         plan_run({"env": "RetroArcade", "env_mode": "sync"})
