@@ -54,8 +54,8 @@ class AtariGame(gym.Env[Frame, Any]):
     of the score in `frame_skip` frames. Terminated when the game is over, truncated after `time_limit` frames.
     `info` has ALE's `lives`, `episode_frame_number` and `frame_number`.
 
-    Actions, all 18 of the console whatever the game uses:
-    "discrete": Discrete(18) in ALE's order, see `ALEAction`;
+    Actions:
+    "discrete": Discrete(18) in ALE's order, see `ALEAction`, or those that the game uses;
     "multibinary": MultiBinary(5), up, down, left, right and fire, where opposite directions cancel each other;
     "continuous": Box(3,), radius in [0, 1], angle in [-pi, pi], fire in [0, 1].
 
@@ -72,6 +72,8 @@ class AtariGame(gym.Env[Frame, Any]):
         terminal_on_life_loss: terminate as soon as there are fewer lives than at the reset. The next reset starts
             a new game.
         version: version of the id in gymnasium, ALE/{game}-{version}.
+        full_action_space: "discrete" has all 18 actions of the console, which all games share. False keeps those that
+            the game uses, 6 of Pong.
         continuous_action_threshold: radius from which a direction, and value from which fire, counts as pressed.
         clip_rewards: clip the reward of a step to [-1, 1].
         render_mode: None, "rgb_array" or "human".
@@ -96,6 +98,7 @@ class AtariGame(gym.Env[Frame, Any]):
         sticky_action_prob: float = 0.25,
         terminal_on_life_loss: bool = False,
         version: str = "v5",
+        full_action_space: bool = True,
         continuous_action_threshold: float = 0.5,
         clip_rewards: bool = False,
         render_mode: str | None = None,
@@ -119,7 +122,7 @@ class AtariGame(gym.Env[Frame, Any]):
         self.render_mode = render_mode
         emulator: Any = gym.make(
             f"ALE/{game}-{version}",
-            full_action_space=True,
+            full_action_space=full_action_space or action_space == "multibinary",
             repeat_action_probability=sticky_action_prob,
             # Grey screens are read from the emulator, only those of the last two frames.
             obs_type="ram" if grayscale else "rgb",

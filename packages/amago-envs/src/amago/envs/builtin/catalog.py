@@ -545,7 +545,7 @@ def _after_slash(argument: str) -> Callable[[str], dict[str, Any]]:
 
 def _ale_arguments(env_id: str) -> dict[str, Any]:
     game, _, version = env_id.partition("/")[2].rpartition("-")
-    return {"game": game, "version": version}
+    return {"game": game, "version": version, "full_action_space": False}  # as gymnasium.make of this id
 
 
 def _xland_arguments(env_id: str) -> dict[str, Any]:
