@@ -2,14 +2,10 @@
 
 import importlib
 import inspect
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import gin
 import pytest
-
-PENDING: dict[str, str] = json.loads((Path(__file__).parent / "pending.json").read_text())
 
 CONFIGURABLE = {
     "amago.agent": "Multigammas Agent MultiTaskAgent binary_filter leaky_relu_filter exp_filter",
@@ -34,7 +30,7 @@ def clean_gin() -> Iterator[None]:
     gin.clear_config()
 
 
-@pytest.mark.parametrize("full_name", [name for name in NAMES if name not in PENDING])
+@pytest.mark.parametrize("full_name", NAMES)
 def test_every_spelling_of_a_selector_binds_the_same_argument(full_name: str) -> None:
     module, _, name = full_name.rpartition(".")
     parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters.values()

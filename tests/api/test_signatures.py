@@ -1,8 +1,7 @@
 """Every public name keeps the arguments and defaults that user code relies on, as tests/api/api.json lists them.
 
 Code written against that list must go on working: its positional order, its argument names and its defaults. What
-we add are arguments with defaults, after those of the list or by keyword only. Names of the list that do not exist
-yet stand in tests/api/pending.json with a reason; the test fails when that list is not exactly what is missing.
+we add are arguments with defaults, after those of the list or by keyword only.
 """
 
 import ast
@@ -19,7 +18,6 @@ import pytest
 
 HERE = Path(__file__).parent
 API: dict[str, dict[str, Any]] = json.loads((HERE / "api.json").read_text())
-PENDING: dict[str, str] = json.loads((HERE / "pending.json").read_text())
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -52,11 +50,6 @@ def missing_names() -> list[str]:
         if module not in missing and not has_name(module, name):
             missing.add(f"{module}.{name}")
     return sorted(missing)
-
-
-def expected(module: str, name: str) -> bool:
-    """Whether a listed name should exist by now."""
-    return module not in PENDING and f"{module}.{name}" not in PENDING
 
 
 def listed_parameters(signature: str) -> list[tuple[str, str | None]]:
@@ -128,7 +121,6 @@ def listed_classes() -> list[Any]:
         pytest.param(module, name, id=f"{module}.{name}")
         for module, content in API.items()
         for name in content.get("classes", {})
-        if expected(module, name)
     ]
 
 
@@ -137,13 +129,11 @@ def listed_functions() -> list[Any]:
         pytest.param(module, name, signature, id=f"{module}.{name}")
         for module, content in API.items()
         for name, signature in content.get("functions", {}).items()
-        if expected(module, name)
     ]
 
 
-def test_pending_names_are_exactly_the_missing_ones() -> None:
-    assert sorted(PENDING) == missing_names()
-    assert all(reason.strip() for reason in PENDING.values())
+def test_every_name_of_the_list_exists() -> None:
+    assert missing_names() == []
 
 
 @pytest.mark.parametrize(("module", "name", "signature"), listed_functions())

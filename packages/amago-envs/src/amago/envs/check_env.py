@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.check_nests import copy_nest, describe_result, equal_nests, space_mismatches
@@ -103,8 +104,8 @@ def check_env(
 
     The checks: gymnasium's interface; supported spaces; observations in their space (keys, shape, dtype, bounds,
     no NaN); rewards; ends and time limits; metrics in `info`; observations and actions that are changed in place;
-    episodes that a seed repeats. Of an AMAGOEnv that steps many environments at once only the spaces and what the
-    agent sees are checked.
+    episodes that a seed repeats. Of a vector environment the first row is checked, without `info`. Of an AMAGOEnv
+    that steps many environments at once only the spaces and what the agent sees are checked.
 
     Args:
         env: an environment, which is left open, or a function that makes one, which is closed.
@@ -128,7 +129,35 @@ def check_env(
     return report
 
 
+class _FirstRow(gym.Env[Any, Any]):
+    """The first row of a vector environment, whose rows all take the same action."""
+
+    def __init__(self, envs: Any) -> None:
+        self.envs = envs
+        self.observation_space = envs.single_observation_space
+        self.action_space = envs.single_action_space
+
+    def _first(self, observations: Any) -> Any:
+        return next(iter(iterate(self.envs.observation_space, observations)))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observations, _ = self.envs.reset(seed=seed, options=options)
+        return self._first(observations), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        rows = self.envs.num_envs
+        actions = concatenate(
+            self.action_space, [action] * rows, create_empty_array(self.action_space, n=rows)
+        )
+        observations, rewards, terminated, truncated, _ = self.envs.step(actions)
+        return self._first(observations), rewards[0], terminated[0], truncated[0], {}
+
+
 def _check(env: Any, report: EnvReport, episodes: int, max_steps: int) -> None:
+    if isinstance(env, gym.vector.VectorEnv):
+        env = _FirstRow(env)
     if not _check_interface(env, report):
         return
     wrapped = _wrap(env, report)
@@ -151,9 +180,6 @@ def _check(env: Any, report: EnvReport, episodes: int, max_steps: int) -> None:
 
 def _check_interface(env: Any, report: EnvReport) -> bool:
     """Whether the environment is a gymnasium one with two spaces and the usual methods."""
-    if isinstance(env, gym.vector.VectorEnv):
-        report.add("error", "environment", "is a vector environment: check one of its environments by itself")
-        return False
     if not isinstance(env, gym.Env):
         kind = f"{type(env).__module__}.{type(env).__name__}"
         remedy = "derive it from gymnasium.Env; the shimmy package converts environments of the older gym"

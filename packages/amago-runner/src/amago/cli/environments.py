@@ -103,6 +103,12 @@ def resolve_environment(name: str, args: Mapping[str, Any]) -> EnvMaker:
     except ImportError as error:
         raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
     except gymnasium.error.Error as error:
+        if module:
+            raise UsageProblem(
+                f"the module {module!r} registers no environment {env_id!r}, and has no gymnasium.Env class of "
+                "that name.",
+                "ENV",
+            ) from error
         raise _unknown_environment(env_id) from error
 
 
@@ -216,8 +222,7 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
         space = wrapped.mapped_observation_space
         seen = _kind_of(env.observation_space, space)
         return EnvFacts(
-            # A family of ids such as EnvPool's is "vectors", but some of its environments show images.
-            kind=seen if entry is None or entry.kind == "vectors" else entry.kind,
+            kind=_choose_kind(entry, maker.name, seen),
             time_limit=_time_limit(entry, env),
             context=None if entry is None else entry.context,
             reward_multiplier=None if entry is None else entry.reward_multiplier,
@@ -229,6 +234,15 @@ def inspect_environment(maker: EnvMaker) -> EnvFacts:
         raise UsageProblem(f"{maker.name} is not supported: {error}", "ENV") from error
     finally:
         env.close()
+
+
+def _choose_kind(entry: CatalogEntry | None, name: str, seen: Kind) -> Kind:
+    """The catalog's kind; what is seen, if there is none, or a family of "vectors" shows images."""
+    if entry is None:
+        return seen
+    if name in entry.memory_ids:
+        return "memory"
+    return seen if entry.kind == "vectors" else entry.kind
 
 
 def _kind_of(space: Any, mapped: Any) -> Kind:

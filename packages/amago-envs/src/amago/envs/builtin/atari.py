@@ -72,8 +72,8 @@ class AtariGame(gym.Env[Frame, Any]):
         terminal_on_life_loss: terminate as soon as there are fewer lives than at the reset. The next reset starts
             a new game.
         version: version of the id in gymnasium, ALE/{game}-{version}.
-        full_action_space: "discrete" has all 18 actions of the console, which all games share. False keeps those that
-            the game uses, 6 of Pong.
+        full_action_space: "discrete" has all 18 actions of the console, which all games share. False keeps those
+            that the game uses, 6 of Pong.
         continuous_action_threshold: radius from which a direction, and value from which fire, counts as pressed.
         clip_rewards: clip the reward of a step to [-1, 1].
         render_mode: None, "rgb_array" or "human".

@@ -53,6 +53,7 @@ class CatalogEntry:
         id_prefix: a name with this prefix is an id of the family; "" if there are no ids.
         id_arguments: the factory's arguments for an id.
         example_id: an id of the family.
+        memory_ids: ids of the family that are of the kind "memory".
         rows_argument: argument of the factory for the number of environments that step together; "" if it makes
             single ones.
         one_per_process: the package allows one instance per process, so several actors need env_mode="async".
@@ -76,6 +77,7 @@ class CatalogEntry:
     id_prefix: str = ""
     id_arguments: Callable[[str], dict[str, Any]] | None = None
     example_id: str = ""
+    memory_ids: tuple[str, ...] = ()
     rows_argument: str = ""
     one_per_process: bool = False
 
@@ -164,6 +166,16 @@ POPGYM_STEPS = {
     "Concentration": (104, 208, 104),
     "MineSweeper": (16, 36, 64),
 }
+# Tasks of gymnax 1.0.1 in which the current observation does not suffice.
+_GYMNAX_MEMORY = (
+    *(
+        "MemoryChain-bsuite",
+        "BernoulliBandit-misc",
+        "GaussianBandit-misc",
+        "MetaMaze-misc",
+        "PointRobot-misc",
+    ),
+)
 MULTI_DOMAIN_POPGYM_STEPS = 2 * (831 + 1)
 
 
@@ -233,7 +245,7 @@ def _toys() -> list[CatalogEntry]:
             name="KShot",
             module="amago.envs.builtin.kshot",
             factory="make_kshot",
-            description="k attempts at the same task of any Gymnasium id",
+            description="k attempts at the same task of any Gymnasium id, by default three at CartPole-v1",
             kind="memory",
             defaults={"env": "CartPole-v1", "k": 3},
             episode_steps=1502,
@@ -501,6 +513,7 @@ def _control() -> list[CatalogEntry]:
             id_prefix="gymnax/",
             id_arguments=_after_slash("env_id"),
             example_id="gymnax/CartPole-v1",
+            memory_ids=tuple(f"gymnax/{name}" for name in _GYMNAX_MEMORY),
             rows_argument="num_envs",
         ),
         CatalogEntry(

@@ -20,6 +20,7 @@ import numpy as np
 
 from amago.envs.builtin.arguments import whole_number
 from amago.envs.builtin.optional import optional_import
+from amago.envs.registry import did_you_mean
 
 STEP_RESULTS = 6  # termination and truncation are separate; releases before 1.0 return 5
 
@@ -116,8 +117,13 @@ GymnaxCompatability = GymnaxCompatibility  # the reference's spelling
 
 
 def make_gymnax(env_id: str, num_envs: int = 1) -> GymnaxCompatibility:
-    """gymnax's environment `env_id` with its default parameters."""
-    env, params = optional_import("gymnax", extra="gymnax").make(env_id)
+    """gymnax's environment `env_id` with its default parameters; ValueError for an unknown one."""
+    gymnax = optional_import("gymnax", extra="gymnax")
+    if env_id not in gymnax.registered_envs:
+        raise ValueError(
+            f"gymnax has no environment {env_id!r}.{did_you_mean(env_id, gymnax.registered_envs)}"
+        )
+    env, params = gymnax.make(env_id)
     return GymnaxCompatibility(env, num_envs=num_envs, params=params)
 
 

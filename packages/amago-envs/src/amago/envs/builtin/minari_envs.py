@@ -36,6 +36,7 @@ class MinariAMAGOEnv(AMAGOEnv):
     Raises:
         ImportError: if minari is not installed.
         FileNotFoundError: if the dataset is not on this machine and `download` is False.
+        ConnectionError: if it cannot be downloaded.
         ValueError: if the dataset names no environment, or one with other spaces than its own.
     """
 
@@ -44,7 +45,7 @@ class MinariAMAGOEnv(AMAGOEnv):
     ) -> None:
         minari = optional_import("minari", extra="minari")
         if isinstance(dataset, str):
-            dataset = minari.load_dataset(dataset.removeprefix(PREFIX), download=download)
+            dataset = _load(minari, dataset.removeprefix(PREFIX), download)
         dataset_id = dataset.spec.dataset_id
         env = dataset.recover_environment(eval_env=eval_env)
         _check_spaces(dataset, env)
@@ -76,6 +77,18 @@ class MinariAMAGOEnv(AMAGOEnv):
             if score is not None:
                 info = {**info, SCORE_KEY: score}
         return observation, reward, terminated, truncated, info
+
+
+def _load(minari: Any, dataset_id: str, download: bool) -> Any:
+    if not download:
+        return minari.load_dataset(dataset_id)
+    try:
+        return minari.load_dataset(dataset_id, download=True)
+    except Exception as error:  # of the HTTP library that minari uses
+        raise ConnectionError(
+            f"the dataset {dataset_id} is not on this machine and cannot be downloaded ({error}): run "
+            f"`minari download {dataset_id}` where there is a network, and copy ~/.minari/datasets/{dataset_id}"
+        ) from error
 
 
 def _check_spaces(dataset: Any, env: gym.Env[Any, Any]) -> None:
