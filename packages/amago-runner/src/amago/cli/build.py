@@ -286,8 +286,12 @@ def limited_threads(threads: int | None) -> Iterator[None]:
 
 def _refuse_set_by_options(plan: RunPlan) -> None:
     """Raises a UsageProblem for a gin setting that would be ignored, since an option sets the same argument."""
-    options = {name: option_name(setting) for name, setting in EXPERIMENT_SETTINGS.items() if setting in OPTIONS}
-    fixed = {(selector_of(Experiment), name): option for name, option in {**options, **_OTHER_OPTIONS}.items()}
+    options = {
+        name: option_name(setting) for name, setting in EXPERIMENT_SETTINGS.items() if setting in OPTIONS
+    }
+    fixed = {
+        (selector_of(Experiment), name): option for name, option in {**options, **_OTHER_OPTIONS}.items()
+    }
     fixed |= {
         (selector_of(DiskTrajDataset), name): options.get(name) or _OTHER_OPTIONS[name]
         for name in DATASET_ARGUMENTS

@@ -51,7 +51,9 @@ def rebuilt_experiment(
         try:
             experiment_class, arguments = record.experiment_class(), record.experiment_arguments(**own)
         except ValueError as error:
-            raise UsageProblem(f"{folder} was trained by a script, which has to evaluate it: {error}", "RUN") from error
+            raise UsageProblem(
+                f"{folder} was trained by a script, which has to evaluate it: {error}", "RUN"
+            ) from error
         arguments = {**arguments, "make_train_env": arguments["make_val_env"], **changes}
         experiment = experiment_class(**{n: value for n, value in arguments.items() if n not in set_by_gin})
         experiment.start()

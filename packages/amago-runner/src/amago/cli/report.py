@@ -90,9 +90,7 @@ def show_summary(console: Console, summary: Summary, folder: Path, picture: Path
     )
 
 
-def show_evaluation(
-    console: Console, title: str, metrics: Mapping[str, float | None], episodes: int
-) -> None:
+def show_evaluation(console: Console, title: str, metrics: Mapping[str, float | None], episodes: int) -> None:
     """Prints the metrics of an evaluation."""
     average = mean_return(metrics)
     lines: list[RenderableType] = [evaluation_table(metrics)]

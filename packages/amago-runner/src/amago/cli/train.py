@@ -99,9 +99,7 @@ def _require_resumable(folder: Path) -> None:
     if not (folder / RUN_FILE).is_file():
         raise UsageProblem(f"there is no run in {folder}.", "--run-name")
     if not has_checkpoint(folder):
-        raise UsageProblem(
-            f"{folder} has no checkpoint yet: start it again with --overwrite.", "--resume"
-        )
+        raise UsageProblem(f"{folder} has no checkpoint yet: start it again with --overwrite.", "--resume")
 
 
 def _resumed_recipe(folder: Path, changes: Mapping[str, Any], *, may_be_finished: bool) -> Recipe:

@@ -209,7 +209,7 @@ class Experiment(ExperimentConfig):
         """Warns if the run that is replaced left trajectories outside of its folder."""
         folder = self.dataset.save_new_trajs_to if self.dataset is not None else None
         if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
-            folder = get_path_to_trajs(self.dset_root, self.dset_name, fifo=True)
+            folder = get_path_to_trajs(Path(self.dset_root), self.dset_name, fifo=True)
         if self.collects and folder is not None and folder.is_dir() and any(folder.iterdir()):
             amago_warning(
                 f"the run in {self.run_dir} is replaced, but the trajectories in {folder} stay, since other runs "
@@ -848,9 +848,9 @@ class Experiment(ExperimentConfig):
         recorder = self.collector.recorder if self.collector is not None else None
         if recorder is not None and not recorder.saved_files:
             reason = (
-                f"no trajectory is finished yet: no episode ended within {self.train_timesteps_per_epoch} timesteps "
-                f"per actor, and files are written after traj_save_len={self.traj_save_len:g}. Set traj_save_len to "
-                f"at most {max(self.train_timesteps_per_epoch, self.max_seq_len)} to write longer episodes in "
+                f"no trajectory is finished yet: no episode ended within {self.train_timesteps_per_epoch} "
+                f"timesteps per actor, and traj_save_len={self.traj_save_len:g} is longer. Set traj_save_len to at "
+                f"most {max(self.train_timesteps_per_epoch, self.max_seq_len)}, which writes longer episodes in "
                 "segments, or collect more timesteps per epoch"
             )
         amago_warning(f"an epoch made no updates: {reason}", stacklevel=5)

@@ -158,9 +158,7 @@ def read_run(run_dir: Path) -> RunRecord:
         ) from error
 
 
-def write_run(
-    config: ExperimentConfig, *, run_id: str, created: float, seed: int, env: HasSpaces
-) -> None:
+def write_run(config: ExperimentConfig, *, run_id: str, created: float, seed: int, env: HasSpaces) -> None:
     """Writes `run.json` into the run's folder.
 
     Args:

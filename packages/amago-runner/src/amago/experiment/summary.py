@@ -111,9 +111,7 @@ def summary_of(experiment: Experiment, evaluation: Evaluation | None, status: st
         env=description.get("name") or ", ".join(names),
         env_args=description.get("args", {}),
         agent=_name_of(policy, list_registered_agents(), get_agent_cls),
-        tstep_encoder=_name_of(
-            policy.tstep_encoder, list_registered_tstep_encoders(), get_tstep_encoder_cls
-        ),
+        tstep_encoder=_name_of(policy.tstep_encoder, list_registered_tstep_encoders(), get_tstep_encoder_cls),
         traj_encoder=_name_of(policy.traj_encoder, list_registered_traj_encoders(), get_traj_encoder_cls),
         seed=experiment.streams.seed,
         status=status,
@@ -131,7 +129,7 @@ def summary_of(experiment: Experiment, evaluation: Evaluation | None, status: st
 
 
 def draw_learning_curve(folder: Path) -> Path | None:
-    """Draws the learning curve of the run in `folder`; returns the picture, or None if there is nothing to draw."""
+    """Draws the learning curve of the run in `folder`; returns the picture, None if there is nothing to draw."""
     from amago.cli.plots import draw_runs, read_figures
 
     figures = read_figures(folder)
