@@ -75,5 +75,5 @@ def run_trials(
             metrics = experiment.evaluate_test(make_test_env, timesteps=args.test_timesteps or test_timesteps)
             if args.mode == "both" and not keep_buffer:
                 experiment.delete_buffer_from_disk()
-        print(experiment.run_name, metrics)
+        print(experiment.run_name, metrics or "no episode finished in the final test")
     return metrics

@@ -1,4 +1,4 @@
-"""What a run shows while it trains."""
+"""What a run shows while it trains, from Python and from the command line alike."""
 
 import io
 import re
@@ -8,49 +8,96 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from amago.cli.progress import TrainingProgress
-from amago.cli.report import RETURN_METRIC
+from amago.experiment.progress import ProgressDisplay
+from amago.experiment.summary import RETURN_METRIC
 
 
-def play(progress: TrainingProgress, epochs: int) -> None:
-    """Calls the hooks as a run does that has one rollout and three updates an epoch."""
-    experiment: Any = SimpleNamespace(counters=SimpleNamespace(env_steps=0, gradient_steps=0), epoch=0)
+def play(display: ProgressDisplay, epochs: int) -> None:
+    """Calls the hooks as a run does that evaluates once, and has one rollout and three updates an epoch."""
+    counters = SimpleNamespace(env_steps=0, gradient_steps=0, skipped_updates=0)
+    experiment: Any = SimpleNamespace(counters=counters, epoch=0, epochs=epochs, start_learning_at_epoch=0)
     for epoch in range(epochs):
         experiment.epoch = epoch
-        progress.on_epoch_start(experiment, epoch)
+        display.on_epoch_start(experiment, epoch)
         if epoch == 0:
-            progress.on_rollout_start(experiment, "val", None)
-            progress.on_rollout_end(experiment, "val", {RETURN_METRIC: 0.75})
-        progress.on_rollout_start(experiment, "train", 16)
-        experiment.counters.env_steps += 16
-        progress.on_rollout_step(experiment, "train", 16)
-        progress.on_rollout_end(experiment, "train", {RETURN_METRIC: 0.25})
-        progress.on_learning_start(experiment, 3)
+            display.on_rollout_start(experiment, "val", None)
+            display.on_rollout_end(experiment, "val", {RETURN_METRIC: 0.75})
+        display.on_rollout_start(experiment, "train", 16)
+        counters.env_steps += 16
+        display.on_rollout_step(experiment, "train", 16)
+        display.on_rollout_end(experiment, "train", {RETURN_METRIC: 0.25})
+        display.on_learning_start(experiment, 3)
         for _ in range(3):
-            experiment.counters.gradient_steps += 1
-            progress.on_batch(experiment, True)
-        progress.on_learning_end(experiment)
-        progress.on_epoch_end(experiment, epoch)
-    progress.on_end(experiment)
-    progress.close()
+            counters.gradient_steps += 1
+            display.on_batch(experiment, True)
+        display.on_learning_end(experiment)
+        display.on_epoch_end(experiment, epoch)
+    display.on_end(experiment)
+    display.close()
+
+
+def lines_of(epochs: int) -> list[str]:
+    console = Console(width=80, record=True, file=io.StringIO())
+    play(ProgressDisplay(console), epochs)
+    return console.export_text().splitlines()
+
+
+def screen_of(epochs: int) -> str:
+    """What the last refresh of the bars shows, without colours."""
+    file = io.StringIO()
+    play(ProgressDisplay(Console(width=80, force_terminal=True, file=file)), epochs)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
+    return shown[shown.rindex(f"epoch {epochs}/{epochs}") :]
 
 
 @pytest.mark.parametrize("epochs", [1, 7, 40, 1000])
 def test_without_a_terminal_about_twenty_lines_are_printed(epochs: int) -> None:
-    console = Console(width=80, record=True, file=io.StringIO())
-    progress = TrainingProgress(console, epochs)
-    play(progress, epochs)
-    lines = console.export_text().splitlines()
+    lines = lines_of(epochs)
     assert 1 <= len(lines) <= 22
     assert lines[-1].startswith(f"epoch {epochs}/{epochs}  {16 * epochs:,} steps  {3 * epochs:,} updates")
-    assert all("return 0.75" in line for line in lines)
-    assert 0.0 < progress.wall_seconds < 5.0
+    assert all("steps/s" in line and "updates/s" in line for line in lines)
 
 
-def test_a_terminal_shows_a_progress_bar_on_one_line() -> None:
+def test_an_evaluation_of_an_earlier_epoch_is_marked_as_such() -> None:
+    lines = lines_of(3)
+    assert "  return 0.75  train return 0.25" in lines[0]
+    assert "  return 0.75 (epoch 1)  train return 0.25" in lines[1]
+    assert "return 0.75 (epoch 1)" in screen_of(3)
+
+
+def test_the_time_left_is_shown_until_the_last_epoch() -> None:
+    lines = lines_of(5)
+    assert all(re.search(r"\d+ s, about \d+ s left$", line) for line in lines[:-1])
+    assert "left" not in lines[-1]
+
+
+def test_an_epoch_of_a_learning_run_without_updates_says_so() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    display = ProgressDisplay(console)
+    counters = SimpleNamespace(env_steps=16, gradient_steps=0, skipped_updates=0)
+    experiment: Any = SimpleNamespace(counters=counters, epoch=0, epochs=2, start_learning_at_epoch=0)
+    display.on_epoch_start(experiment, 0)
+    display.on_epoch_end(experiment, 0)
+    assert "0 updates (none in this epoch)" in console.export_text()
+
+
+def test_a_terminal_shows_bars_of_the_run_and_of_the_phase_within_the_epoch() -> None:
+    run, phase = screen_of(40).strip().splitlines()[:2]
+    assert max(len(run), len(phase)) <= 80
+    for part in ("40/40", "100%", "left", "return 0.75"):
+        assert part in run
+    for part in ("100%", "steps/s", "updates/s"):
+        assert part in phase
+
+
+def test_the_phase_within_an_epoch_advances_with_its_batches() -> None:
     file = io.StringIO()
-    play(TrainingProgress(Console(width=80, force_terminal=True, file=file), 40), 40)
-    last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue()).strip().rpartition("epoch")[2]
-    assert len("epoch" + last) <= 80
-    for part in ("40/40", "100%", "steps/s", "updates/s", "return 0.75"):
-        assert part in last
+    display = ProgressDisplay(Console(width=80, force_terminal=True, file=file))
+    counters = SimpleNamespace(env_steps=0, gradient_steps=0, skipped_updates=0)
+    experiment: Any = SimpleNamespace(counters=counters, epoch=0, epochs=2, start_learning_at_epoch=0)
+    display.on_epoch_start(experiment, 0)
+    display.on_learning_start(experiment, 4)
+    display.on_batch(experiment, True)
+    display.close()
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
+    assert re.search(r"learning\s.*25%", shown)

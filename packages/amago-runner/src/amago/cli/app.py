@@ -77,6 +77,14 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=RUN)
     ] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Continue if there is a checkpoint, else start: for jobs that are started again.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a run of this name.", rich_help_panel=RUN)
     ] = False,
@@ -97,12 +105,14 @@ def train(
     """
     from amago.cli.train import train_run
 
+    if resume + auto_resume + overwrite > 1:
+        raise UsageProblem("give one of --resume, --auto-resume and --overwrite.", "--resume")
     train_run(
         run_dir / (run_name or default_run_name(env)),
         changes if env is None else {"env": env, **changes},
         gin_files=gin or (),
         assignments=set_ or (),
-        resume=resume,
+        resume="auto" if auto_resume else resume,
         overwrite=overwrite,
         log_to_wandb=wandb,
         console=Console(),

@@ -36,16 +36,17 @@ from amago.cli_utils import (
 )
 from amago.envs.exploration import ExplorationWrapper, get_exploration_cls
 from amago.experiment import Callback, Experiment
+from amago.experiment.config import DATASET_ARGUMENTS
 from amago.experiment.gin_config import active_bindings, explain, parameters_of, selector_of, unlocked
 from amago.experiment.run_json import RunRecord
 from amago.experiment.schedule import LinearDecay
-from amago.loading import OfflineDataset
+from amago.loading import DiskTrajDataset, OfflineDataset
 from amago.loading.offline.array_files import load_minari
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
 # Arguments of Experiment that are settings of the recipe; those with another name there are listed first.
-_ARGUMENTS = {
+EXPERIMENT_SETTINGS = {
     "parallel_actors": "actors",
     "dset_max_size": "buffer_size",
     "dloader_workers": "loader_workers",
@@ -59,6 +60,22 @@ _ARGUMENTS = {
             *("padded_sampling", "sample_actions_val"),
         )
     },
+}
+# Other arguments of Experiment that the command line sets, and where.
+_OTHER_OPTIONS = {
+    "run_name": "--run-name",
+    "dset_name": "--run-name",
+    "ckpt_base_dir": "--run-dir",
+    "dset_root": "--run-dir",
+    "agent_type": "--agent",
+    "tstep_encoder_type": "--tstep-encoder",
+    "traj_encoder_type": "--traj-encoder",
+    "exploration_wrapper_type": "--exploration",
+    "make_train_env": "ENV",
+    "make_val_env": "ENV",
+    "resume": "--resume",
+    "overwrite": "--overwrite",
+    "log_to_wandb": "--wandb",
 }
 
 
@@ -267,11 +284,44 @@ def limited_threads(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _refuse_set_by_options(plan: RunPlan) -> None:
+    """Raises a UsageProblem for a gin setting that would be ignored, since an option sets the same argument."""
+    options = {
+        name: option_name(setting) for name, setting in EXPERIMENT_SETTINGS.items() if setting in OPTIONS
+    }
+    fixed = {
+        (selector_of(Experiment), name): option for name, option in {**options, **_OTHER_OPTIONS}.items()
+    }
+    fixed |= {
+        (selector_of(DiskTrajDataset), name): options.get(name) or _OTHER_OPTIONS[name]
+        for name in DATASET_ARGUMENTS
+    }
+    for part in (plan.agent, plan.traj_encoder, plan.tstep_encoder):
+        for name in ("max_seq_len", "tstep_encoder_type", "traj_encoder_type"):
+            fixed[selector_of(part), name] = options.get(name) or _OTHER_OPTIONS[name]
+    for binding in active_bindings():
+        if option := fixed.get((binding.selector, binding.parameter)):
+            name = f"{binding.selector.rpartition('.')[2]}.{binding.parameter}"
+            raise UsageProblem(f"give {option} instead of {name}.", "--set")
+
+
+def changed_arguments(
+    record: RunRecord, gin_files: Sequence[Path] = (), assignments: Sequence[str] = ()
+) -> set[str]:
+    """Restores the gin settings of a run, adds others, and returns the arguments of Experiment that these set."""
+    bind_gin(record)
+    before = {binding.key: binding.value for binding in active_bindings()}
+    bind_gin(record, gin_files, assignments)
+    own = [binding for binding in active_bindings() if binding.selector == selector_of(Experiment)]
+    return {each.parameter for each in own if each.key not in before or before[each.key] != each.value}
+
+
 def build_experiment(
     plan: RunPlan,
     folder: Path,
     *,
-    resume: bool = False,
+    resume: bool | str = False,
+    overwrite: bool = False,
     log_to_wandb: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Experiment:
@@ -297,26 +347,26 @@ def build_experiment(
         "make_train_env": plan.maker,
         "make_val_env": plan.maker,
         "log_to_wandb": log_to_wandb,
-        "verbose": False,
         "save_trajs_as": "traj",
         "resume": resume,
+        "overwrite": overwrite,
         "callbacks": callbacks,
         "env_description": {
             "name": plan.maker.name,
             "args": dict(plan.maker.args),
             "recipe": dataclasses.asdict(recipe),
         },
-        **{name: getattr(recipe, setting) for name, setting in _ARGUMENTS.items()},
+        **{name: getattr(recipe, setting) for name, setting in EXPERIMENT_SETTINGS.items()},
     }
     if plan.facts.kind == "offline":
         arguments.update(_offline_arguments(plan, folder))
+    if recipe.batches_per_epoch == 0:  # only collects
+        arguments.update(start_learning_at_epoch=math.inf, train_batches_per_epoch=1)
     if recipe.traj_save_len is not None:
         arguments["traj_save_len"] = max(recipe.traj_save_len, recipe.max_seq_len or 0)
+    _refuse_set_by_options(plan)
     bound = {each.parameter for each in active_bindings() if each.selector == selector_of(Experiment)}
     for name in bound & arguments.keys():
-        setting = _ARGUMENTS.get(name, name)
-        if setting in OPTIONS:
-            raise UsageProblem(f"give {option_name(setting)} instead of Experiment.{name}.", "--set")
         del arguments[name]  # An explicit argument would override gin.
     try:
         return Experiment(**arguments)

@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from amago.cli.build import bind_gin, limited_threads
+from amago.cli.build import changed_arguments, limited_threads
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
 from amago.cli.plots import draw_runs, read_figures
 from amago.cli.report import Summary, comparison_table, show_evaluation
-from amago.cli.run_folders import recorded_recipe
+from amago.cli.run_folders import has_recipe, recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_json import read_run
@@ -34,21 +34,28 @@ def rebuilt_experiment(
         gin_files, assignments: settings on top of the run's.
         changes: arguments of the Experiment that replace the run's.
     """
-    recipe, record = recorded_recipe(folder), read_run(folder)
-    bind_gin(record, gin_files, assignments)
-    maker = maker_of(recipe)
+    record = read_run(folder)
+    set_by_gin = changed_arguments(record, gin_files, assignments)
     with TemporaryDirectory(prefix="amago-run-") as scratch:
-        arguments = record.experiment_arguments(
-            make_train_env=maker,
-            make_val_env=maker,
-            dataset=DoNothingDataset(),
-            ckpt_base_dir=scratch,
-            train_timesteps_per_epoch=0,
-            log_to_wandb=False,
-            log_to_tensorboard=False,
-            verbose=False,
-        )
-        experiment = Experiment(**{**arguments, **changes})
+        own = {
+            "make_train_env": None,  # never used
+            "dataset": DoNothingDataset(),
+            "ckpt_base_dir": scratch,
+            "train_timesteps_per_epoch": 0,
+            "log_to_wandb": False,
+            "log_to_tensorboard": False,
+            "verbose": False,
+        }
+        for name in set_by_gin & (own.keys() | changes.keys()):
+            raise UsageProblem(f"Experiment.{name} has no effect here.", "--set")
+        try:
+            experiment_class, arguments = record.experiment_class(), record.experiment_arguments(**own)
+        except ValueError as error:
+            raise UsageProblem(
+                f"{folder} was trained by a script, which has to evaluate it: {error}", "RUN"
+            ) from error
+        arguments = {**arguments, "make_train_env": arguments["make_val_env"], **changes}
+        experiment = experiment_class(**{n: value for n, value in arguments.items() if n not in set_by_gin})
         experiment.start()
         try:
             yield experiment
@@ -86,19 +93,27 @@ def evaluate_run(
     Raises:
         UsageProblem: the checkpoint does not exist, or a setting is unknown.
     """
-    recipe = recorded_recipe(folder)
-    maker = maker_of(recipe)
-    facts = inspect_environment(maker)
-    episodes = recipe.eval_episodes if episodes is None else episodes
+    recipe = recorded_recipe(folder) if has_recipe(folder) else None
+    episodes = (100 if recipe is None else recipe.eval_episodes) if episodes is None else episodes
     weights = _find_weights(folder, checkpoint)
     changes = {} if seed is None else {"seed": seed}
     with (
-        limited_threads(recipe.threads),
+        limited_threads(None if recipe is None else recipe.threads),
         rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment,
     ):
         experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
-        metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)
-    show_evaluation(console, f"{folder.name}: {recipe.env}, checkpoint {checkpoint}", metrics, episodes)
+        if recipe is None:  # of a script: an evaluation during training is as long as an episode at least
+            rounds = math.ceil(episodes / experiment.parallel_actors)
+            metrics = experiment.evaluate_test(
+                experiment.make_val_env,
+                timesteps=rounds * experiment.val_timesteps_per_epoch,
+                episodes=episodes,
+            )
+            env = ", ".join(sorted(set(experiment.val_envs.env_names)))
+        else:
+            maker, env = maker_of(recipe), recipe.env
+            metrics = evaluate_fresh_episodes(experiment, maker, inspect_environment(maker), episodes)
+    show_evaluation(console, f"{folder.name}: {env}, checkpoint {checkpoint}", metrics, episodes)
     return metrics
 
 

@@ -13,7 +13,7 @@ from amago.agent import BaseAgent
 from amago.cli.build import bind_gin, build_agent, build_experiment, plan_run
 from amago.cli.evaluate import rebuilt_experiment
 from amago.cli.options import UsageProblem
-from amago.cli.run_folders import RUN_FILE, find_run, prepare_folder
+from amago.cli.run_folders import RUN_FILE, find_run, problems_named, require_run_folder
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.utils import count_params
@@ -83,10 +83,11 @@ def _import_into_new_run(
     plan = plan_run(changes)
     bind_gin(plan.gin, gin_files, assignments)
     load_saved_policy(build_agent(plan), weights, file)  # Fails before anything is written.
-    prepare_folder(folder, overwrite=False)
+    require_run_folder(folder)
     experiment = build_experiment(plan, folder)
     try:
-        experiment.start()
+        with problems_named(folder):
+            experiment.start()
         load_saved_policy(experiment.policy, weights, file)
         experiment.write_latest_policy()
         return experiment.policy

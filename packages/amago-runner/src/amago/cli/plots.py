@@ -64,7 +64,8 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     evaluation = curves["val"]
     # The evaluation after training is the last point of the curve.
     if summary.mean_return is not None:
-        evaluation.add(float(summary.env_steps), summary.mean_return)
+        at = summary.env_steps if summary.eval_env_steps is None else summary.eval_env_steps
+        evaluation.add(float(at), summary.mean_return)
     return RunFigures(
         label=label if label is not None else summary.run,
         evaluation=evaluation,
@@ -165,6 +166,7 @@ def _draw_attempts(panel: Axes, runs: Sequence[RunFigures]) -> None:
     panel.set_xlabel("attempt at the same task")
     panel.set_ylabel("success rate")
     episodes = runs[0].summary.eval_episodes
-    panel.set_title(f"Success by attempt after training ({episodes:,} fresh episodes)", fontsize=10)
+    fresh = f" ({episodes:,} fresh episodes)" if episodes else ""
+    panel.set_title(f"Success by attempt after training{fresh}", fontsize=10)
     if len(runs) > 1:
         panel.legend(frameon=False, loc="lower right", fontsize=9)

@@ -1,100 +1,44 @@
-"""The summary of a finished run: `summary.json`, and tables for the terminal."""
+"""Tables for the terminal: the summary of a run, an evaluation, a comparison."""
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from amago.experiment.checkpointer import write_text
+from amago.experiment.run_folder import SUMMARY_FILE
+from amago.experiment.summary import RETURN_METRIC, Summary, mean_return, success_by_attempt
 
-SUMMARY_FILE = "summary.json"
-RETURN_METRIC = "Average Total Return (Across All Env Names)"
+__all__ = [
+    "RETURN_METRIC",
+    "SUMMARY_FILE",
+    "Summary",
+    "comparison_table",
+    "evaluation_table",
+    "format_return",
+    "mean_return",
+    "show_evaluation",
+    "show_summary",
+    "success_by_attempt",
+]
 
-_ATTEMPT_METRIC = re.compile(r"Average Episode (\d+) Success in .+")
 _BAR_WIDTH = 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """The figures of a finished run.
-
-    Attributes:
-        run: the run's name.
-        env, env_args: the environment and its arguments.
-        agent, tstep_encoder, traj_encoder: registered names.
-        seed: the run's seed.
-        mean_return: mean return of the evaluation after training, without exploration; None if no episode was
-            finished.
-        success_by_attempt: success rate of each attempt in an episode; empty if the environment does not report
-            "Episode {i} Success".
-        eval_episodes: number of episodes asked for in this evaluation.
-        env_steps: environment steps of all actors during training.
-        gradient_steps: updates of the agent.
-        wall_seconds: duration of training with its evaluations, without set-up and the evaluation after it; of a
-            resumed run, since it was resumed.
-        metrics: all metrics of the evaluation after training.
-        versions: versions of Python and of the most important packages.
-    """
-
-    run: str
-    env: str
-    env_args: Mapping[str, Any]
-    agent: str
-    tstep_encoder: str
-    traj_encoder: str
-    seed: int
-    mean_return: float | None
-    success_by_attempt: list[float]
-    eval_episodes: int
-    env_steps: int
-    gradient_steps: int
-    wall_seconds: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-    def save(self, folder: Path) -> None:
-        """Writes `summary.json` into the run's folder, atomically."""
-        write_text(json.dumps(asdict(self), indent=2) + "\n", folder / SUMMARY_FILE)
-
-    @classmethod
-    def load(cls, folder: Path) -> Summary:
-        """Reads `summary.json`; raises FileNotFoundError if the run has not finished."""
-        return cls(**json.loads((folder / SUMMARY_FILE).read_text()))
-
-
-def success_by_attempt(metrics: Mapping[str, float]) -> list[float]:
-    """Success rates of attempts 0, 1, … in evaluation metrics, averaged over environment names."""
-    rates: dict[int, list[float]] = {}
-    for name, value in metrics.items():
-        if found := _ATTEMPT_METRIC.fullmatch(name.rpartition("/")[2]):
-            rates.setdefault(int(found[1]), []).append(value)
-    return [math.fsum(rates[attempt]) / len(rates[attempt]) for attempt in sorted(rates)]
-
-
-def mean_return(metrics: Mapping[str, float]) -> float | None:
-    """Mean return in evaluation metrics; None if no episode was finished."""
-    found = [value for name, value in metrics.items() if name.endswith(RETURN_METRIC)]
-    return found[0] if found else None
-
-
-def evaluation_table(metrics: Mapping[str, float]) -> RenderableType:
+def evaluation_table(metrics: Mapping[str, float | None]) -> RenderableType:
     """A table of the success rates by attempt, or of all metrics if the environment does not report them."""
+    if not metrics:
+        return "No episode was finished."
     rates = success_by_attempt(metrics)
     if not rates:
         table = Table("Metric", box=None, pad_edge=False, header_style="bold")
         table.add_column("Value", justify="right")
         for name, value in sorted(metrics.items()):
-            table.add_row(name, f"{value:,.4g}")
+            table.add_row(name, "not finite" if value is None else f"{value:,.4g}")
         return table
     table = Table("Attempt", box=None, pad_edge=False, header_style="bold")
     table.add_column("Success", justify="right")
@@ -126,32 +70,30 @@ def format_return(value: float | None) -> str:
     return "none finished" if value is None else f"{value:.3f}"
 
 
-def show_summary(console: Console, summary: Summary, folder: Path, picture: Path) -> None:
+def show_summary(console: Console, summary: Summary, folder: Path, picture: Path | None) -> None:
     """Prints the evaluation after training, the run's totals and the paths of its files."""
     totals = Table.grid(padding=(0, 2))
-    totals.add_row(
-        "Mean return",
-        f"[bold]{format_return(summary.mean_return)}[/] over {summary.eval_episodes:,} fresh episodes",
-    )
+    episodes = f" over {summary.eval_episodes:,} fresh episodes" if summary.eval_episodes else ""
+    totals.add_row("Mean return", f"[bold]{format_return(summary.mean_return)}[/]{episodes}")
+    skipped = f" ({summary.skipped_updates:,} of them skipped)" if summary.skipped_updates else ""
     totals.add_row(
         "Training",
-        f"{summary.env_steps:,} environment steps, {summary.gradient_steps:,} updates, "
+        f"{summary.env_steps:,} environment steps, {summary.gradient_steps:,} updates{skipped}, "
         f"{summary.wall_seconds:,.0f} s, seed {summary.seed}",
     )
     totals.add_row("Summary", str(folder / SUMMARY_FILE))
-    totals.add_row("Picture", str(picture))
+    if picture is not None:
+        totals.add_row("Picture", str(picture))
     title = f"{summary.run}: {summary.env}"
     console.print(
         Panel(Group(evaluation_table(summary.metrics), "", totals), title=title, expand=False, padding=(1, 2))
     )
 
 
-def show_evaluation(console: Console, title: str, metrics: Mapping[str, float], episodes: int) -> None:
+def show_evaluation(console: Console, title: str, metrics: Mapping[str, float | None], episodes: int) -> None:
     """Prints the metrics of an evaluation."""
     average = mean_return(metrics)
     lines: list[RenderableType] = [evaluation_table(metrics)]
-    if average is None:
-        lines.append("No episode was finished.")
-    elif success_by_attempt(metrics):
+    if average is not None and success_by_attempt(metrics):
         lines += ["", f"Mean return  [bold]{average:.3f}[/] over {episodes:,} fresh episodes"]
     console.print(Panel(Group(*lines), title=title, expand=False, padding=(1, 2)))

@@ -1,19 +1,19 @@
-"""Run folders: find a run by name, prepare the folder of a new one, read the recipe and weights of an old one."""
+"""Run folders: find a run by its name, check the folder of a new one, read the recipe of an old one."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from amago.cli.options import UsageProblem
 from amago.cli.recipe import QUICKSTART_NAME, Recipe
 from amago.envs.registry import did_you_mean
 
+# Modules of amago.experiment are imported inside: `--help` must not wait for torch.
 RUN_FILE = "run.json"
-# A run that was stopped before run.json was written contains only these.
-_WRITTEN_BEFORE_RUN_FILE = {"buffer", "ckpts", "metrics.jsonl", "wandb_logs"}
 
 
 def default_run_name(env: str | None) -> str:
@@ -35,29 +35,50 @@ def find_run(run: str, run_dir: Path) -> Path:
     raise UsageProblem(f"there is no run {run!r} in {run_dir}, and {run!r} is not a run folder.{hint}", "RUN")
 
 
-def prepare_folder(folder: Path, *, overwrite: bool) -> None:
-    """Makes the empty folder of a new run; deletes an existing run if `overwrite` is set.
+def require_run_folder(folder: Path) -> None:
+    """Makes the folder of a run, or checks that it contains nothing but a run.
 
     Raises:
-        UsageProblem: a run exists and `overwrite` is not set, or the folder contains other files or cannot be
-            created.
+        UsageProblem: the folder contains other files, or cannot be created.
     """
+    from amago.experiment.run_folder import RUN_CONTENTS
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise UsageProblem(f"the folder {folder} cannot be created: {error}", "--run-dir") from error
-    if not names:
-        return
-    if RUN_FILE not in names and not names <= _WRITTEN_BEFORE_RUN_FILE:
+    if RUN_FILE not in names and not names <= RUN_CONTENTS:
         raise UsageProblem(
             f"{folder} contains other files than a run: choose another --run-name.", "--run-name"
         )
-    if not overwrite:
+
+
+@contextmanager
+def problems_named(folder: Path) -> Iterator[None]:
+    """Turns the errors with which an Experiment refuses the folder of a run into `UsageProblem`s."""
+    from amago.experiment.run_folder import RunInUseError
+
+    try:
+        yield
+    except FileExistsError as error:
         remedy = "continue it with --resume, replace it with --overwrite, or choose another --run-name."
-        raise UsageProblem(f"the run {folder} exists: {remedy}", "--run-name")
-    shutil.rmtree(folder)
-    folder.mkdir()
+        raise UsageProblem(f"the run {folder} exists: {remedy}", "--run-name") from error
+    except RunInUseError as error:
+        raise UsageProblem(f"{error}.", "--run-name") from error
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the run in `folder` can be resumed."""
+    from amago.experiment.checkpointer import Checkpointer
+
+    return bool(Checkpointer(folder, folder.name).epochs())
+
+
+def has_recipe(folder: Path) -> bool:
+    """Whether the run in `folder` was started by amago-run, and not by a script."""
+    path = folder / RUN_FILE
+    return path.is_file() and "recipe" in (json.loads(path.read_text()).get("environment") or {})
 
 
 def recorded_recipe(folder: Path) -> Recipe:

@@ -1,4 +1,4 @@
-"""`amago-run train`: builds the run, trains it, evaluates it, and writes its summary and learning curve."""
+"""`amago-run train`: builds the run, trains it, evaluates it, and shows its summary and learning curve."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from amago.cli.build import (
+    EXPERIMENT_SETTINGS,
     RunPlan,
     bind_gin,
     build_agent,
     build_experiment,
+    changed_arguments,
     limited_threads,
     plan_recorded_run,
     plan_run,
@@ -20,14 +23,21 @@ from amago.cli.build import (
 from amago.cli.environments import resolve_environment
 from amago.cli.evaluate import evaluate_fresh_episodes
 from amago.cli.options import UsageProblem, option_name
-from amago.cli.plots import PICTURE_FILE, draw_runs, read_figures
-from amago.cli.progress import TrainingProgress
 from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe
-from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
-from amago.cli.run_folders import prepare_folder, recorded_recipe
+from amago.cli.report import show_summary
+from amago.cli.run_folders import (
+    RUN_FILE,
+    has_checkpoint,
+    has_recipe,
+    problems_named,
+    recorded_recipe,
+    require_run_folder,
+)
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
-from amago.experiment.run_json import installed_versions, read_run
+from amago.experiment.run_folder import PICTURE_FILE, SUMMARY_FILE
+from amago.experiment.run_json import read_run
+from amago.experiment.summary import Summary
 
 
 def train_run(
@@ -36,7 +46,7 @@ def train_run(
     *,
     gin_files: Sequence[Path],
     assignments: Sequence[str],
-    resume: bool,
+    resume: bool | str,
     overwrite: bool,
     log_to_wandb: bool,
     console: Console,
@@ -47,41 +57,57 @@ def train_run(
         folder: the run's folder; its name is the run's name.
         changes: the settings of the recipe that were given on the command line.
         gin_files, assignments: --gin and --set.
-        resume: continue the run in `folder`.
+        resume: continue the run in `folder`; "auto" does so if it has a checkpoint.
         overwrite: replace the run in `folder`.
         log_to_wandb: log to Weights & Biases as well.
 
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
+        typer.Exit: with status 1, since the run has ended without an update although it was to learn.
     """
-    plan = plan_recorded_run(_resumed_recipe(folder, changes)) if resume else plan_run(changes)
-    bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
-    build_agent(plan)  # Fails before anything is written if a setting is wrong.
-    progress = TrainingProgress(console, plan.recipe.epochs)
-    experiment = build_experiment(
-        plan, folder, resume=resume, log_to_wandb=log_to_wandb, callbacks=[progress]
-    )
-    if not resume:
-        prepare_folder(folder, overwrite=overwrite)
-    _announce(console, plan.recipe, folder)
-    with limited_threads(plan.recipe.threads):
-        metrics = _learn_and_evaluate(experiment, progress, console, plan)
-    summary = _summarise(folder.name, plan.recipe, experiment, metrics, progress.wall_seconds)
-    summary.save(folder)
+    is_resumed = resume is True or (resume == "auto" and has_checkpoint(folder))
+    if is_resumed:
+        _require_resumable(folder)
+    plan: RunPlan | None = None
+    if is_resumed and not has_recipe(folder):
+        experiment = _scripts_experiment(folder, changes, gin_files, assignments)
+    else:
+        plan = (
+            plan_recorded_run(_resumed_recipe(folder, changes, may_be_finished=resume == "auto"))
+            if is_resumed
+            else plan_run(changes)
+        )
+        bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
+        build_agent(plan)  # Fails before anything is written if a setting is wrong.
+        experiment = build_experiment(
+            plan, folder, resume=resume, overwrite=overwrite, log_to_wandb=log_to_wandb
+        )
+        if not is_resumed:
+            require_run_folder(folder)
+    with limited_threads(None if plan is None else plan.recipe.threads):
+        summary = _learn_and_evaluate(experiment, console, plan)
     picture = folder / PICTURE_FILE
-    draw_runs([read_figures(folder)], picture)
-    show_summary(console, summary, folder, picture)
+    show_summary(console, summary, folder, picture if picture.is_file() else None)
+    was_to_learn = experiment.start_learning_at_epoch < experiment.epochs
+    if was_to_learn and summary.gradient_steps == summary.skipped_updates:
+        console.print("[bold red]The run has ended without an update:[/] its policy is untrained.")
+        raise typer.Exit(1)
     return summary
 
 
-def _resumed_recipe(folder: Path, changes: Mapping[str, Any]) -> Recipe:
+def _require_resumable(folder: Path) -> None:
+    if not (folder / RUN_FILE).is_file():
+        raise UsageProblem(f"there is no run in {folder}.", "--run-name")
+    if not has_checkpoint(folder):
+        raise UsageProblem(f"{folder} has no checkpoint yet: start it again with --overwrite.", "--resume")
+
+
+def _resumed_recipe(folder: Path, changes: Mapping[str, Any], *, may_be_finished: bool) -> Recipe:
     """The recorded recipe with those changes that a resumed run accepts."""
     recorded = recorded_recipe(folder)
-    epochs_done = max(Checkpointer(folder, folder.name).epochs(), default=-1) + 1
-    if epochs_done == 0:
-        remedy = "start it again with --overwrite."
-        raise UsageProblem(f"{folder} has no checkpoint yet: {remedy}", "--resume")
-    if epochs_done >= changes.get("epochs", recorded.epochs) and (folder / SUMMARY_FILE).exists():
+    epochs_done = max(Checkpointer(folder, folder.name).epochs()) + 1
+    is_finished = epochs_done >= changes.get("epochs", recorded.epochs) and (folder / SUMMARY_FILE).exists()
+    if is_finished and not may_be_finished:
         remedy = "raise --epochs to train it further."
         raise UsageProblem(f"{folder} has finished its {epochs_done} epochs: {remedy}", "--resume")
     wanted = recorded.updated(**changes)
@@ -98,58 +124,62 @@ def _resumed_recipe(folder: Path, changes: Mapping[str, Any]) -> Recipe:
     return wanted
 
 
-def _learn_and_evaluate(
-    experiment: Experiment, progress: TrainingProgress, console: Console, plan: RunPlan
-) -> dict[str, float]:
-    """Trains, and returns the metrics of the evaluation afterwards."""
+def _scripts_experiment(
+    folder: Path, changes: Mapping[str, Any], gin_files: Sequence[Path], assignments: Sequence[str]
+) -> Experiment:
+    """The Experiment of a run that a script started, as its run.json describes it."""
+    record = read_run(folder)
+    arguments: dict[str, Any] = {"resume": True, "ckpt_base_dir": folder.parent, "verbose": True}
+    names = {setting: name for name, setting in EXPERIMENT_SETTINGS.items()}
+    for setting, value in changes.items():
+        if setting in FIXED_WHEN_RESUMED or setting not in names:
+            remedy = "leave it out, or change it in the script."
+            raise UsageProblem(f"{folder} was trained by a script: {remedy}", option_name(setting))
+        arguments[names[setting]] = value
     try:
-        experiment.start()
+        set_by_gin = changed_arguments(record, gin_files, assignments)
+        experiment_class = record.experiment_class()
+        arguments = record.experiment_arguments(**arguments)
+        kept = {name: value for name, value in arguments.items() if name not in set_by_gin}
+        experiment: Experiment = experiment_class(**kept)
+    except ValueError as error:
+        raise UsageProblem(
+            f"{folder} was trained by a script, which has to resume it: {error}", "--resume"
+        ) from error
+    return experiment
+
+
+def _learn_and_evaluate(experiment: Experiment, console: Console, plan: RunPlan | None) -> Summary:
+    """Trains, evaluates what amago-run has started, and returns the summary."""
+    try:
+        with problems_named(experiment.run_dir):
+            experiment.start()
+        if plan is not None:
+            _announce(console, plan.recipe)
         experiment.learn()
-        progress.close()
-        return evaluate_fresh_episodes(experiment, plan.maker, plan.facts, plan.recipe.eval_episodes)
+        if plan is None:
+            return Summary.load(experiment.run_dir)
+        metrics = evaluate_fresh_episodes(experiment, plan.maker, plan.facts, plan.recipe.eval_episodes)
+        summary = experiment.write_summary(metrics, plan.recipe.eval_episodes)
+        assert summary is not None
+        return summary
     except KeyboardInterrupt:
-        progress.close()
-        saved = Checkpointer(experiment.run_dir, experiment.run_name).epochs()
         console.print(
             "Stopped. The same command with --resume continues from the last checkpoint."
-            if saved
+            if has_checkpoint(experiment.run_dir)
             else "Stopped before the first checkpoint. The same command with --overwrite starts again."
         )
         raise
     finally:
-        progress.close()
         experiment.close()
 
 
-def _announce(console: Console, recipe: Recipe, folder: Path) -> None:
+def _announce(console: Console, recipe: Recipe) -> None:
     arguments = ", ".join(f"{key}={value}" for key, value in recipe.env_args.items())
     console.print(
         f"Training on [bold]{recipe.env}[/]{f' ({arguments})' if arguments else ''}: "
         f"{recipe.env_steps:,} environment steps with {recipe.actors} actors, "
         f"{recipe.epochs * recipe.batches_per_epoch:,} updates, {recipe.traj_encoder} of "
-        f"{recipe.memory_layers} x {recipe.memory_size}, context of {recipe.max_seq_len}, seed {recipe.seed}. "
-        f"Run folder: {folder}",
+        f"{recipe.memory_layers} x {recipe.memory_size}, context of {recipe.max_seq_len}.",
         highlight=False,
-    )
-
-
-def _summarise(
-    run: str, recipe: Recipe, experiment: Experiment, metrics: Mapping[str, float], wall_seconds: float
-) -> Summary:
-    return Summary(
-        run=run,
-        env=recipe.env,
-        env_args=recipe.env_args,
-        agent=recipe.agent,
-        tstep_encoder=str(recipe.tstep_encoder),
-        traj_encoder=recipe.traj_encoder,
-        seed=recipe.seed,
-        mean_return=mean_return(metrics),
-        success_by_attempt=success_by_attempt(metrics),
-        eval_episodes=recipe.eval_episodes,
-        env_steps=experiment.counters.env_steps,
-        gradient_steps=experiment.counters.gradient_steps,
-        wall_seconds=round(wall_seconds, 2),
-        metrics=metrics,
-        versions=installed_versions(),
     )

@@ -41,6 +41,10 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     basic.add_argument(
         "--resume", action=BooleanOptionalAction, default=False, help="continue from the last checkpoint"
     )
+    basic.add_argument(
+        "--auto_resume", action="store_true", help="continue if there is a checkpoint, else start"
+    )
+    basic.add_argument("--overwrite", action="store_true", help="replace a run of this name")
 
     model = parser.add_argument_group("model")
     model.add_argument("--agent_type", type=str, default="agent", help="registered name of the agent")
@@ -138,7 +142,9 @@ def create_experiment_from_cli(
         "dloader_workers": cli.dloader_workers,
         "mixed_precision": cli.mixed_precision,
         "seed": cli.seed,
-        "resume": cli.resume,
+        # A script loads the checkpoint of --ckpt after start().
+        "resume": "auto" if cli.auto_resume else cli.resume or cli.ckpt is not None,
+        "overwrite": cli.overwrite,
     }
     if traj_save_len is not None:
         arguments["traj_save_len"] = traj_save_len

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
-
-_RETURN = "Average Total Return (Across All Env Names)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +20,8 @@ class Counters:
         env_steps_by_name: The same for each environment name.
         gradient_steps: Optimizer steps, including skipped ones.
         skipped_updates: Optimizer steps that were skipped because of a non-finite loss or gradient.
+        wall_seconds: Duration of `learn()`, summed over all sessions of a resumed run; of a session that was
+            killed, up to its last checkpoint. It does not count when counters are compared.
     """
 
     epoch: int = 0
@@ -30,6 +29,7 @@ class Counters:
     env_steps_by_name: dict[str, int] = field(default_factory=dict)
     gradient_steps: int = 0
     skipped_updates: int = 0
+    wall_seconds: float = field(default=0.0, compare=False)
 
 
 class Callback:
@@ -77,43 +77,3 @@ class Callback:
 
     def on_end(self, experiment: Experiment) -> None:
         """Called at the end of `learn()`."""
-
-
-class ProgressPrinter(Callback):
-    """Prints the configuration at the start and a line per epoch; what `Experiment(verbose=True)` uses."""
-
-    def __init__(self) -> None:
-        self._returns: dict[str, float] = {}
-        self._epoch_began = 0.0
-        self._next_message = 0.0
-
-    def on_start(self, experiment: Experiment) -> None:
-        policy, dataset = experiment.policy, experiment.dataset
-        networks = (policy, policy.tstep_encoder, policy.traj_encoder)
-        names = " / ".join(type(network).__name__ for network in networks)
-        parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-        print(f"run {experiment.run_name} in {experiment.run_dir} on {experiment.DEVICE}, ", end="")
-        print(f"seed {experiment.streams.seed}\n  {names}: {parameters:,} trainable parameters")
-        print(f"  {dataset.get_description() if dataset is not None else ''}", flush=True)
-
-    def on_epoch_start(self, experiment: Experiment, epoch: int) -> None:
-        self._epoch_began, self._next_message = time.perf_counter(), 0.0
-
-    def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
-        self._returns.pop(section, None)
-        if _RETURN in metrics:
-            self._returns[section] = metrics[_RETURN]
-
-    def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
-        if seconds >= self._next_message and experiment.dataset is not None:
-            print(f"waiting for data: {experiment.dataset.get_description()}", flush=True)
-            self._next_message = 2 * seconds + 10
-
-    def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
-        counters = experiment.counters
-        texts = [f"{time.perf_counter() - self._epoch_began:.1f} s", f"{counters.env_steps:,} timesteps"]
-        texts.append(f"{counters.gradient_steps:,} updates")
-        if counters.skipped_updates:
-            texts.append(f"{counters.skipped_updates:,} of them skipped")
-        texts += [f"{section} return {value:.4g}" for section, value in self._returns.items()]
-        print(f"epoch {epoch}: {', '.join(texts)}", flush=True)

@@ -34,6 +34,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "mixed_precision": ("no", "bf16"),
     "async_env_mp_context": (None, "fork", "spawn", "forkserver"),
     "compile": (True, False, "auto"),
+    "resume": (True, False, "auto"),
 }
 # Arguments that create a DiskTrajDataset when no dataset is given.
 DATASET_ARGUMENTS = ("dset_root", "dset_name", "dset_max_size")
@@ -143,7 +144,8 @@ class ExperimentConfig:
         wandb_project: Project on Weights & Biases. Defaults to the environment variable AMAGO_WANDB_PROJECT.
         wandb_entity: User or team on Weights & Biases. Defaults to AMAGO_WANDB_ENTITY.
         wandb_group_name: Group of the run on Weights & Biases.
-        verbose: Print the configuration at the start and a line per epoch.
+        verbose: Print what is trained at the start; then show progress bars and the time left, or lines where the
+            output is no terminal.
         log_interval: Log update metrics every so many batches.
         traj_save_len: Maximum length of a trajectory file, in transitions. Longer episodes are split.
         has_dset_edit_rights: Allow this process to delete and move files of the dataset.
@@ -171,7 +173,8 @@ class ExperimentConfig:
         l2_coeff: Weight decay of AdamW.
         mixed_precision: "no" or "bf16".
         seed: Seed of all random number generators of the run. Drawn if None.
-        resume: Let `start()` continue from the run's last checkpoint.
+        resume: Let `start()` continue from the run's last checkpoint. "auto" does so if there is one, and starts a
+            new run otherwise, so that a job that is started again needs no other arguments.
         compile: Compile the agent's loss with `torch.compile`; "auto" does so on CUDA.
         envs_per_worker: Environments per worker process. Defaults to an even distribution over the CPU cores.
         env_timeout: Seconds within which a worker process must create, reset or step its environments. No limit
@@ -188,6 +191,8 @@ class ExperimentConfig:
         keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
         env_description: JSON-serializable description of the environment for `run.json`.
         log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
+        overwrite: Let `start()` replace a run of the same name: its files are deleted, and the trajectories in
+            `buffer/` of its folder if this run collects; protected trajectories and other files stay.
     """
 
     run_name: str
@@ -237,7 +242,7 @@ class ExperimentConfig:
     mixed_precision: str = "no"
     _: KW_ONLY
     seed: int | None = None
-    resume: bool = False
+    resume: bool | str = False
     compile: bool | str = "auto"
     envs_per_worker: int | None = None
     env_timeout: float | None = 600.0
@@ -251,6 +256,7 @@ class ExperimentConfig:
     keep_checkpoints: int | None = None
     env_description: Mapping[str, Any] | None = None
     log_to_tensorboard: bool = False
+    overwrite: bool = False
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""
@@ -325,6 +331,10 @@ class ExperimentConfig:
             raise ValueError(
                 f"dataset and {given} are both given: pass one or the other. The parent of the run's folder is "
                 "ckpt_base_dir."
+            )
+        if self.resume and self.overwrite:
+            raise ValueError(
+                f"resume is {self.resume!r} and overwrite is True: continue the run or replace it, not both"
             )
         _ = self.run_dir
 

@@ -26,7 +26,7 @@ from amago.distributed.processes import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
 from amago.envs.metrics import ReturnHistory, SpecialMetricHistory
 from amago.envs.vector import SplitVectorEnv, VectorEnv, make_split_vector_env, make_vector_env
-from amago.experiment.callbacks import Callback, Counters, ProgressPrinter
+from amago.experiment.callbacks import Callback, Counters
 from amago.experiment.checkpointer import (
     Checkpointer,
     TrainingState,
@@ -42,12 +42,26 @@ from amago.experiment.evaluator import (
     stats_from_histories,
 )
 from amago.experiment.learner import Learner, make_adamw
+from amago.experiment.progress import ProgressDisplay
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy
-from amago.experiment.run_json import write_config_text, write_run
+from amago.experiment.run_folder import (
+    METRICS_FILE,
+    RUN_FILE,
+    SUMMARY_FILE,
+    RunIdentity,
+    RunInUseError,
+    RunLock,
+    clear_folder,
+    is_to_be_continued,
+    new_identity,
+)
+from amago.experiment.run_json import read_run, write_config_text, write_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.experiment.schedule import is_due
+from amago.experiment.summary import Evaluation, Summary, draw_learning_curve, summary_of
 from amago.loading import BatchLoader, DiskTrajDataset
+from amago.loading.replay_buffer import get_path_to_trajs
 from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
 from amago.utils import amago_warning, get_constant_schedule_with_warmup, gin_as_wandb_config
 
@@ -76,6 +90,7 @@ class Experiment(ExperimentConfig):
         train_dloader: The loader of training batches.
         counters: Progress of the run.
         started: Whether `start()` has been called.
+        run_id: Identity of the run, known from `start()` on; None in a collector that starts before its learner.
     """
 
     policy_aclr: torch.nn.Module
@@ -95,7 +110,11 @@ class Experiment(ExperimentConfig):
         self.counters = Counters()
         self.started = False
         self.metric_logger = MetricLogger()
-        self._printer = ProgressPrinter()
+        self.run_id: str | None = None
+        self._created = 0.0
+        self._display = ProgressDisplay()
+        self._evaluation: Evaluation | None = None
+        self._wall_mark = 0.0
         self._closing = contextlib.ExitStack()
         self._batches_seen = 0
         self._env_steps_before_resume: dict[str, int] = {}
@@ -107,17 +126,19 @@ class Experiment(ExperimentConfig):
         Raises:
             ValueError, TypeError: an argument is invalid.
             RuntimeError: the experiment was already started.
-            FileNotFoundError: `resume` is set and there is no checkpoint.
+            FileNotFoundError: `resume` is True and there is no checkpoint.
+            FileExistsError: there is a run in the folder, and neither `resume` nor `overwrite` is set.
+            RunInUseError: another process, or another Experiment of this one, writes the run's folder.
         """
         if self.started:
             raise RuntimeError(f"the experiment {self.run_name!r} is already started")
         self.validate()
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
-        resumed = Checkpointer(self.run_dir, self.run_name).newest_epoch() if self.resume else None
-        seed = self.processes.share(self._choose_seed(resumed))
-        self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
         try:
+            resumed = self._open_folder()
+            seed = self.processes.share(self._choose_seed(resumed))
+            self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
             self.init_dsets()
             self.init_dloaders()
             self.init_envs()
@@ -135,9 +156,66 @@ class Experiment(ExperimentConfig):
             self.started = False
             raise
         if self.processes.is_main and self._saves_policy():
-            write_run(self, seed=self.streams.seed, env=self)
+            assert self.run_id is not None
+            write_run(self, run_id=self.run_id, created=self._created, seed=self.streams.seed, env=self)
             write_config_text(self)
         self._notify("on_start")
+
+    def _open_folder(self) -> int | None:
+        """Takes the run's folder and returns the epoch to resume from, None for a new run.
+
+        Every process of the run raises what the main one does, since none may wait for it in vain.
+        """
+        problem: Exception | None = None
+        resumed: int | None = None
+        identity: RunIdentity | None = None
+        if self.processes.is_main:
+            try:
+                resumed, identity = self._claim_folder()
+            except (OSError, RunInUseError, ValueError) as error:
+                problem = error
+        problem, resumed, identity = self.processes.share((problem, resumed, identity))
+        if problem is not None:
+            raise problem
+        if identity is not None:
+            self.run_id, self._created = identity
+        return resumed
+
+    def _claim_folder(self) -> tuple[int | None, RunIdentity | None]:
+        """The epoch to resume from and the run's identity; locks the folder, and empties it for a new run.
+
+        A process that only collects or evaluates leaves the folder to the one that learns.
+        """
+        folder, name, writes = self.run_dir, self.run_name, self._saves_policy()
+        if writes:
+            lock = RunLock(folder)
+            lock.acquire()
+            self._closing.callback(lock.release)
+            continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=self.overwrite)
+        else:
+            continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=True)
+        resumed = Checkpointer(folder, name).newest_epoch() if continued else None
+        record = read_run(folder) if (folder / RUN_FILE).is_file() and not self.overwrite else None
+        if writes and not continued and (self.overwrite or record is not None):
+            # Without `overwrite`: a run that was stopped before its first checkpoint, started again by "auto".
+            clear_folder(folder, with_buffer=self.collects)
+            self._warn_of_older_trajectories()
+            record = None
+        if record is not None:
+            return resumed, RunIdentity(record.run_id, record.created)
+        return resumed, new_identity() if writes else None
+
+    def _warn_of_older_trajectories(self) -> None:
+        """Warns if the run that is replaced left trajectories outside of its folder."""
+        folder = self.dataset.save_new_trajs_to if self.dataset is not None else None
+        if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
+            folder = get_path_to_trajs(Path(self.dset_root), self.dset_name, fifo=True)
+        if self.collects and folder is not None and folder.is_dir() and any(folder.iterdir()):
+            amago_warning(
+                f"the run in {self.run_dir} is replaced, but the trajectories in {folder} stay, since other runs "
+                "may use them: the new run also learns from them. Delete them with delete_buffer_from_disk() "
+                "before, or use another dset_name."
+            )
 
     def init_dsets(self) -> None:
         """Creates the dataset if none was given, and configures it."""
@@ -230,7 +308,7 @@ class Experiment(ExperimentConfig):
         """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
         if not self.processes.is_main:
             return
-        self.metric_logger = MetricLogger([JsonlTracker(self.run_dir / "metrics.jsonl")])
+        self.metric_logger = MetricLogger([JsonlTracker(self.run_dir / METRICS_FILE)])
         self._closing.callback(self.metric_logger.close)
         if self.log_to_tensorboard:
             self.metric_logger.trackers.append(TensorboardTracker(self.run_dir / "tensorboard"))
@@ -251,33 +329,86 @@ class Experiment(ExperimentConfig):
         """Runs the remaining epochs.
 
         Each epoch loads the latest policy, evaluates, collects, lets the dataset delete old data, updates and
-        saves; each part as its interval or starting epoch says. A checkpoint is also saved after the last epoch.
+        saves; each part as its interval or starting epoch says. A checkpoint is also saved after the last epoch,
+        and at the end, or when the run is stopped by Ctrl-C, its summary and its learning curve.
 
         Raises:
             RuntimeError: `start()` was not called, or the dataset was not ready within `data_timeout` seconds.
             NonFiniteUpdateError: too many consecutive updates were not finite.
         """
         self._require_started("learn()")
-        while self.epoch < self.epochs:
-            epoch = self.epoch
-            self._notify("on_epoch_start", epoch)
-            if self.always_load_latest:
-                self.read_latest_policy()
-            if is_due(epoch, self.val_interval):
-                self.evaluate_val()
-            if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > 0:
-                self.collect_new_training_data()
-            self._end_collection()
-            if epoch >= self.start_learning_at_epoch and self._wait_until_ready():
-                self._learn_epoch(epoch)
-            is_last = epoch + 1 >= self.epochs
-            if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
-                self.save_checkpoint()
-            if self.always_save_latest:
-                self.write_latest_policy()
-            self._notify("on_epoch_end", epoch)
-            self.counters.epoch += 1
+        first_epoch = self.epoch
+        self._wall_mark = time.perf_counter()
+        status = "finished"
+        try:
+            while self.epoch < self.epochs:
+                self._run_epoch(self.epoch)
+                self.counters.epoch += 1
+        except (KeyboardInterrupt, SystemExit):
+            status = "stopped"
+            raise
+        except BaseException:
+            status = "failed"
+            raise
+        finally:
+            self._display.close()
+            self._count_wall_seconds()
+            self._wall_mark = 0.0
+            is_new = self.epoch > first_epoch or not (self.run_dir / SUMMARY_FILE).is_file()
+            if self._saves_policy() and status != "failed" and is_new:
+                self.write_summary(status=status)
+        self._warn_without_updates()
         self._notify("on_end")
+
+    def _run_epoch(self, epoch: int) -> None:
+        self._notify("on_epoch_start", epoch)
+        if self.always_load_latest:
+            self.read_latest_policy()
+        if is_due(epoch, self.val_interval):
+            self.evaluate_val()
+        if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > 0:
+            self.collect_new_training_data()
+        self._end_collection()
+        if epoch >= self.start_learning_at_epoch:
+            if self._wait_until_ready():
+                self._learn_epoch(epoch)
+            else:
+                self._warn_of_no_data()
+        is_last = epoch + 1 >= self.epochs
+        if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
+            self.save_checkpoint()
+        if self.always_save_latest:
+            self.write_latest_policy()
+        self._notify("on_epoch_end", epoch)
+
+    def write_summary(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        eval_episodes: int | None = None,
+        *,
+        status: str = "finished",
+    ) -> Summary | None:
+        """Writes `summary.json` and `learning_curve.png`; `learn()` does so at its end.
+
+        Args:
+            metrics: Metrics of an evaluation after training, from `evaluate_test`. Defaults to those of the last
+                evaluation during training.
+            eval_episodes: Number of its episodes.
+            status: "finished", or "stopped" before the last epoch.
+
+        Returns:
+            The summary; None in processes other than the main one.
+        """
+        self._require_started("write_summary()")
+        if not self.processes.is_main:
+            return None
+        evaluation = self._evaluation
+        if metrics is not None:
+            evaluation = Evaluation(metrics, eval_episodes, self.counters.env_steps)
+        summary = summary_of(self, evaluation, status)
+        summary.save(self.run_dir)
+        draw_learning_curve(self.run_dir)
+        return summary
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -352,7 +483,7 @@ class Experiment(ExperimentConfig):
         finally:
             envs.close()
         metrics = self._report("test", returns, specials)
-        if not metrics:
+        if not metrics and self.processes.is_main:
             amago_warning(
                 f"no episode finished within {timesteps} timesteps per actor, so there are no metrics: pass more "
                 "timesteps to evaluate_test, or a number of episodes and no limit",
@@ -472,6 +603,7 @@ class Experiment(ExperimentConfig):
         assert self.dataset is not None
         own = {"exploration": [], "recorder": None} if self.collector is None else self.collector.state_dict()
         all_processes = self.processes.gather(own)
+        self._count_wall_seconds()
         if self.processes.is_main:
             state = {
                 "seed": self.streams.seed,
@@ -707,6 +839,40 @@ class Experiment(ExperimentConfig):
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
         return True
 
+    def _warn_of_no_data(self) -> None:
+        """Says why an epoch of a run that collects could not learn."""
+        assert self.dataset is not None
+        if not self.processes.is_main:
+            return
+        reason = f"the dataset is not ready ({self.dataset.get_description()})"
+        recorder = self.collector.recorder if self.collector is not None else None
+        if recorder is not None and not recorder.saved_files:
+            reason = (
+                f"no trajectory is finished yet: no episode ended within {self.train_timesteps_per_epoch} "
+                f"timesteps per actor, and traj_save_len={self.traj_save_len:g} is longer. Set traj_save_len to at "
+                f"most {max(self.train_timesteps_per_epoch, self.max_seq_len)}, which writes longer episodes in "
+                "segments, or collect more timesteps per epoch"
+            )
+        amago_warning(f"an epoch made no updates: {reason}", stacklevel=5)
+
+    def _warn_without_updates(self) -> None:
+        """Warns if the run has ended without a single update, unless it was not to learn."""
+        updates = self.counters.gradient_steps - self.counters.skipped_updates
+        if updates == 0 and self.start_learning_at_epoch < self.epochs and self.processes.is_main:
+            skipped = self.counters.skipped_updates
+            amago_warning(
+                f"the run {self.run_name!r} has ended without an update, so its policy is untrained"
+                + (f": all {skipped} updates were skipped because they were not finite" if skipped else ""),
+                stacklevel=3,
+            )
+
+    def _count_wall_seconds(self) -> None:
+        """Adds the time since the last call, or since the start of `learn()`."""
+        now = time.perf_counter()
+        if self._wall_mark:
+            self.counters.wall_seconds += now - self._wall_mark
+            self._wall_mark = now
+
     def _learn_epoch(self, epoch: int) -> None:
         """Trains on `train_batches_per_epoch` batches."""
         self._notify("on_learning_start", self.train_batches_per_epoch)
@@ -741,6 +907,15 @@ class Experiment(ExperimentConfig):
         self._notify("on_rollout_end", section, metrics)
         if metrics:
             self.log(metrics, section)
+        if section == "val":
+            episodes = sum(len(scores) for scores in merged.returns.values())
+            self._evaluation = Evaluation(metrics, episodes, self.counters.env_steps)
+            if not metrics and self.processes.is_main:
+                amago_warning(
+                    f"no episode finished in an evaluation of {self.val_timesteps_per_epoch} timesteps per actor, "
+                    "so it has no metrics: set val_timesteps_per_epoch to at least the length of an episode",
+                    stacklevel=4,
+                )
         return metrics
 
     def _count_env_steps(self) -> None:
@@ -820,7 +995,7 @@ class Experiment(ExperimentConfig):
 
     def _all_callbacks(self) -> list[Callback]:
         prints = self.verbose and self.processes.is_main
-        return [*([self._printer] if prints else []), *self.callbacks]
+        return [*([self._display] if prints else []), *self.callbacks]
 
     def _require_started(self, what: str) -> None:
         if not self.started:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +32,7 @@ from amago.experiment.gin_config import (
 )
 from amago.nets.specs import ObsSpec, as_spec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _PACKAGES = (
     "amago-kernels",
     "amago-nets",
@@ -45,7 +44,7 @@ _PACKAGES = (
     "gymnasium",
 )
 # Arguments of the process, not of the run.
-_NOT_RECORDED = ("callbacks", "resume", "env_description", "seed")
+_NOT_RECORDED = ("callbacks", "resume", "overwrite", "env_description", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +53,16 @@ class RunRecord:
 
     Attributes:
         run_name: Name of the run.
+        run_id: Identity of the run, 12 hexadecimal digits that its checkpoints carry too.
+        created: Time at which the run was first started, in Unix seconds.
+        experiment: Import path of the class of the Experiment.
         seed: Seed of the run, also if it was drawn.
         packages: Versions by distribution name.
         environment: The run's `env_description`.
         specs: Shapes and kinds of observations, actions and rl2s.
         arguments: Arguments of the Experiment as JSON.
         gin: gin bindings as JSON.
-        unwritable: Values that could not be saved: reasons by "gin.{key}" or "arguments.{name}".
+        unwritable: Values that could not be saved: reasons by "gin.{key}", "arguments.{name}" or "experiment".
     """
 
     run_name: str
@@ -71,6 +73,9 @@ class RunRecord:
     arguments: dict[str, Any]
     gin: dict[str, Any]
     unwritable: dict[str, str]
+    run_id: str
+    created: float
+    experiment: str | None
 
     def bind_gin(self) -> None:
         """Restores the gin bindings of the run.
@@ -83,6 +88,17 @@ class RunRecord:
         if missing:
             raise ValueError(f"run.json lacks gin bindings, bind them with use_config: {_listed(missing)}")
         bind(self.gin)
+
+    def experiment_class(self) -> type[Any]:
+        """The class of the run's Experiment.
+
+        Raises:
+            ValueError: it could not be saved, since it cannot be imported.
+        """
+        if self.experiment is None:
+            raise ValueError(f"the class of the Experiment is unknown: {self.unwritable['experiment']}")
+        cls: type[Any] = decode({"import": self.experiment})
+        return cls
 
     def experiment_arguments(self, **supplied: Any) -> dict[str, Any]:
         """Arguments to create the Experiment again; `supplied` ones replace those of the run.
@@ -134,32 +150,46 @@ def read_run(run_dir: Path) -> RunRecord:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT_VERSION:
         raise ValueError(f"{path} was written by another version of amago-runner and cannot be read")
-    content.pop("created", None)
-    return RunRecord(**content)
+    try:
+        return RunRecord(**content)
+    except TypeError as error:
+        raise ValueError(
+            f"{path} was written by another version of amago-runner and cannot be read: {error}"
+        ) from error
 
 
-def write_run(config: ExperimentConfig, *, seed: int, env: HasSpaces) -> None:
+def write_run(config: ExperimentConfig, *, run_id: str, created: float, seed: int, env: HasSpaces) -> None:
     """Writes `run.json` into the run's folder.
 
     Args:
         config: The experiment.
+        run_id: Identity of the run.
+        created: Time at which the run was first started, in Unix seconds.
         seed: Its seed.
         env: An environment of the run, for its spaces.
     """
     gin_json, gin_unwritable = bindings_as_json()
     arguments, arguments_unwritable = _arguments_as_json(config)
+    experiment, class_unwritable = None, {}
+    try:
+        experiment = import_path(type(config))
+    except NotWritableError as error:
+        class_unwritable["experiment"] = str(error)
     spaces = {"observation": env.observation_space, "rl2": env.rl2_space, "action": env.action_space}
     content = {
         "format": FORMAT_VERSION,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "run_id": run_id,
+        "created": created,
         "run_name": config.run_name,
         "seed": seed,
         "packages": installed_versions(),
         "environment": None if config.env_description is None else dict(config.env_description),
         "specs": {name: _spec_as_json(space) for name, space in spaces.items()},
+        "experiment": experiment,
         "arguments": arguments,
         "gin": gin_json,
         "unwritable": {
+            **class_unwritable,
             **{f"arguments.{name}": why for name, why in arguments_unwritable.items()},
             **{f"gin.{key}": why for key, why in gin_unwritable.items()},
         },
