@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
 
-_RETURN = "Average Total Return (Across All Env Names)"
+RETURN_METRIC = "Average Total Return (Across All Env Names)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +101,8 @@ class ProgressPrinter(Callback):
 
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
         self._returns.pop(section, None)
-        if _RETURN in metrics:
-            self._returns[section] = metrics[_RETURN]
+        if RETURN_METRIC in metrics:
+            self._returns[section] = metrics[RETURN_METRIC]
 
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         if seconds >= self._next_message and experiment.dataset is not None:

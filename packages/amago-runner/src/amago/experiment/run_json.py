@@ -135,6 +135,8 @@ def read_run(run_dir: Path) -> RunRecord:
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT_VERSION:
         raise ValueError(f"{path} was written by another version of amago-runner and cannot be read")
     content.pop("created", None)
+    if "keep_checkpoints" in content["arguments"]:  # its name before keep_every and keep_best
+        content["arguments"]["keep_last"] = content["arguments"].pop("keep_checkpoints")
     return RunRecord(**content)
 
 
