@@ -1,14 +1,17 @@
 """Trajectory files: names, both formats, slices, and files that are torn, foreign or dangerous."""
 
+import json
 import os
 import pickle
 import threading
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save as to_safetensors
 
 from amago.hindsight import (
     CorruptTrajectoryError,
@@ -104,12 +107,39 @@ def test_a_traj_tells_its_version_length_and_environment(tmp_path, make_frozen):
     path = save_trajectory(make_frozen(length=7), tmp_path / "x", "traj", "ALE/Pong_v5")
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
+        checksums = {name: zlib.crc32(file.get_tensor(name).data) for name in file.keys()}  # noqa: SIM118
+    assert json.loads(metadata.pop("crc32")) == checksums
     assert metadata == {
         "format": "amago-trajectory",
         "version": "1",
         "length": "7",
         "env_name": "ALE/Pong_v5",
     }
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
+def test_a_flipped_bit_in_an_array_is_found_when_the_file_is_read(tmp_path, make_frozen, save_as):
+    path = save_trajectory(make_frozen(length=7), tmp_path / "x", save_as, "env")
+    whole = path.read_bytes()
+    arrays_begin = 4096 if save_as == "traj" else 256  # behind the header of the file
+    places = np.random.default_rng(0).integers(min(arrays_begin, len(whole) // 2), len(whole), 64)
+    expected = load_trajectory(path)
+    for place in places.tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            found = load_trajectory(path)
+        except CorruptTrajectoryError:
+            continue
+        assert_same(expected, found)  # the bit is in a part of the archive that no array depends on
+
+
+def test_a_traj_of_an_earlier_release_has_no_checksums_and_is_read(tmp_path, make_frozen):
+    frozen = make_frozen(length=7)
+    metadata = {"format": "amago-trajectory", "version": "1", "length": "7", "env_name": "env"}
+    (tmp_path / "x.traj").write_bytes(to_safetensors(frozen.to_dict(), metadata=metadata))
+    assert_same(frozen, load_trajectory(tmp_path / "x.traj"))
 
 
 def test_trajectory_objects_save_themselves(tmp_path, space_env):

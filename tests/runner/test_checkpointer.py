@@ -58,12 +58,42 @@ def test_an_unfinished_checkpoint_of_a_killed_process_is_ignored_and_removed(tmp
     assert [path.name for path in checkpointer.training_state(0).parent.iterdir()] == ["run_epoch_0"]
 
 
-def test_only_the_newest_training_states_are_kept_if_asked(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path, "run", keep=2)
+def weights(checkpointer: Checkpointer) -> list[int]:
+    folder = checkpointer.policy_weights(0).parent
+    return sorted(int(path.stem.rpartition("_")[2]) for path in folder.iterdir())
+
+
+def test_only_the_newest_checkpoints_are_kept_with_their_weights(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, "run", keep_last=2)
     for epoch in (8, 9, 10):
         checkpointer.save(epoch, state(epoch))
     assert checkpointer.epochs() == [9, 10]
-    assert checkpointer.policy_weights(8).is_file()
+    assert weights(checkpointer) == [9, 10]
+
+
+def test_all_checkpoints_are_kept_without_keep_last(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, "run", keep_best=1)
+    for epoch in range(30):
+        checkpointer.save(epoch, state(epoch))
+    assert checkpointer.epochs() == weights(checkpointer) == list(range(30))
+
+
+def test_checkpoints_are_kept_by_interval_and_by_validation_return(tmp_path: Path) -> None:
+    returns = {0: None, 1: 5.0, 2: 1.0, 3: 9.0, 4: 9.0, 5: 2.0, 6: 3.0, 7: 4.0}
+    for epoch, value in returns.items():
+        # A new object each time: a resumed run reads the returns of earlier checkpoints.
+        checkpointer = Checkpointer(tmp_path, "run", keep_last=2, keep_every=3, keep_best=2)
+        saved = state(epoch)
+        saved.state["validation_return"] = value
+        checkpointer.save(epoch, saved)
+    assert checkpointer.epochs() == weights(checkpointer) == [0, 3, 4, 6, 7]
+
+
+def test_the_checkpoint_just_saved_is_kept_beside_later_ones(tmp_path: Path) -> None:
+    """Later ones are there after a resume that passed over damaged ones."""
+    for epoch in (4, 8, 9, 5):
+        Checkpointer(tmp_path, "run", keep_last=1).save(epoch, state(epoch))
+    assert Checkpointer(tmp_path, "run").epochs() == [5, 9]
 
 
 class Payload:

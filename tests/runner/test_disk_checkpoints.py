@@ -37,7 +37,7 @@ def test_a_resumed_run_draws_from_the_files_of_its_checkpoint(make_dataset, fill
     resumed = make_dataset(dset_max_size=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed.load_state_dict(state, move_later_files_aside=True)
+        resumed.load_state_dict(state, later_files_of=["000"])
     assert numbers(resumed) == {0, 1, 2}
     assert len(list((resumed.fifo_folder.parent / "aside").iterdir())) == 2
     fill(resumed.fifo_folder, 2, first=3)
@@ -45,7 +45,7 @@ def test_a_resumed_run_draws_from_the_files_of_its_checkpoint(make_dataset, fill
     assert numbers(resumed) == {2, 3, 4}
 
 
-def test_later_files_stay_unless_move_later_files_aside(make_dataset, fill, numbers) -> None:
+def test_later_files_of_other_writers_stay(make_dataset, fill, numbers) -> None:
     dataset = make_dataset()
     fill(dataset.fifo_folder, 2)
     state = dataset.state_dict()
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_lists_a_file_outside_the_buffer_is_refused(make_datas
     (tmp_path / "mine").write_text("mine")
     for name in ("../mine", "/mine"):
         with pytest.raises(ValueError, match="mine"):
-            make_dataset().load_state_dict({"fifo": {"files": [name]}}, move_later_files_aside=True)
+            make_dataset().load_state_dict({"fifo": {"files": [name]}}, later_files_of=["000"])
 
 
 def test_what_was_on_hold_at_a_checkpoint_is_removed_after_a_resume(make_dataset, fill, numbers) -> None:
@@ -79,7 +79,7 @@ def test_what_was_on_hold_at_a_checkpoint_is_removed_after_a_resume(make_dataset
     dataset.on_end_of_collection(None)
     state = dataset.state_dict()
     resumed = make_dataset(dset_max_size=2)
-    resumed.load_state_dict(state, move_later_files_aside=True)
+    resumed.load_state_dict(state, later_files_of=["000"])
     assert numbers(resumed) == {2, 3}
     resumed.state_dict()
     resumed.on_end_of_collection(None)
@@ -91,7 +91,7 @@ def test_a_process_without_edit_rights_resumes_without_moving_files(make_dataset
     fill(main.fifo_folder, 3)
     state = main.state_dict()
     other.on_end_of_collection(None)
-    other.load_state_dict({"fifo": {"files": []}}, move_later_files_aside=True)
+    other.load_state_dict({"fifo": {"files": []}}, later_files_of=["000"])
     assert len(list(main.fifo_folder.iterdir())) == 3
     main.on_end_of_collection(None)
     assert len(list(main.fifo_folder.iterdir())) == 1

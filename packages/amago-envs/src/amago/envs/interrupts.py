@@ -10,7 +10,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class DeferredInterrupts:
-    """A signal handler that notes the first SIGINT and passes a second one to the original handler at once.
+    """A signal handler that notes the first SIGINT and passes both to the original handler at the second.
 
     Attributes:
         pending: whether a SIGINT is waiting for `deliver`.
@@ -23,6 +23,7 @@ class DeferredInterrupts:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.pending:
             self.pending = False
+            self._original(number, frame)  # may only take note of the first one
             self._original(number, frame)
         else:
             self.pending = True

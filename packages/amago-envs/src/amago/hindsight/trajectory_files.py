@@ -1,9 +1,11 @@
 """Saves and loads trajectory files, whole or one slice of timesteps.
 
 - `.npz`, uncompressed ("npz") or compressed ("npz-compressed"): numpy's archive, readable with `np.load`.
-- `.traj` ("traj"): safetensors, with the format version, the length and the environment's name in its metadata.
+- `.traj` ("traj"): safetensors, with the format version, the length, the environment's name and a checksum of each
+  array in its metadata.
 
 Both hold the arrays of `FrozenTraj.to_dict`. A slice of an uncompressed file is read without the rest of the file.
+Arrays that are read whole are compared with their CRC-32; a slice is not, which would cost reading the rest.
 Files are written atomically, and pickles are never read.
 
 T = transitions.
@@ -74,8 +76,8 @@ class ArrayHeader(NamedTuple):
         dtype: dtype in the file.
         offset: offset of the first row in the file or in the decompressed .npy member.
         is_compressed: whether the rows have to be decompressed.
-        crc: CRC-32 of the .npy header and the rows; None in a .traj.
-        header_crc: CRC-32 of the .npy header alone.
+        crc: CRC-32 of the .npy header, if there is one, and the rows; None in a .traj of an earlier release.
+        header_crc: CRC-32 of the .npy header alone, 0 in a .traj.
     """
 
     shape: tuple[int, ...]
@@ -150,6 +152,7 @@ def write_trajectory(frozen: FrozenTraj, folder: str, stem: str, save_as: str, e
             "version": TRAJ_VERSION,
             "length": str(len(frozen)),
             "env_name": env_name,
+            "crc32": json.dumps({name: zlib.crc32(array.data) for name, array in arrays.items()}),
         }
         content = to_safetensors(arrays, metadata=metadata)
     else:
@@ -290,6 +293,8 @@ def _npz_arrays(path: str) -> dict[str, ArrayHeader]:
                 file.seek(member.header_offset)
                 lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
                 start = member.header_offset + _LOCAL_HEADER.size + sum(lengths)
+                if file.read(lengths[0]) != member.orig_filename.encode():
+                    raise ValueError(f"array {name} has another name where it begins")
                 file.seek(start)
                 npy = _read_npy_header(file)
             else:
@@ -354,7 +359,8 @@ def _traj_arrays(path: str) -> dict[str, ArrayHeader]:
                 "program that wrote it, save it again with save_as='npz', and use the .npz file"
             )
         with safe_open(path, framework="numpy") as file:  # checks the header against the file
-            version = (file.metadata() or {}).get("version", TRAJ_VERSION)
+            metadata = file.metadata() or {}
+        version = metadata.get("version", TRAJ_VERSION)
         if version != TRAJ_VERSION:
             raise ValueError(
                 f"it has format version {version}, and this release reads version {TRAJ_VERSION}"
@@ -363,11 +369,15 @@ def _traj_arrays(path: str) -> dict[str, ArrayHeader]:
         raw.seek(8)
         entries = json.loads(raw.read(header_bytes))
     entries.pop("__metadata__", None)
+    checksums = json.loads(metadata.get("crc32", "{}"))  # earlier releases wrote none
+    if checksums and checksums.keys() != entries.keys():
+        raise ValueError(f"it has the arrays {sorted(entries)}, and checksums of {sorted(checksums)}")
     return {
         name: ArrayHeader(
             tuple(entry["shape"]),
             np.dtype(_TRAJ_DTYPES[entry["dtype"]]),
             8 + header_bytes + entry["data_offsets"][0],
+            crc=checksums.get(name),
         )
         for name, entry in entries.items()
     }

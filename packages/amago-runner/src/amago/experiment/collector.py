@@ -77,6 +77,7 @@ class Collector:
         sample: bool = True,
         render: bool = False,
         progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> EpisodeStats:
         """Collects data and waits until finished trajectories are on disk.
 
@@ -88,6 +89,7 @@ class Collector:
             sample: Sample actions from the policy; False takes its mode.
             render: Render after every step.
             progress: Called after every step with the number of timesteps.
+            stop: Called after every step; True ends the collection.
 
         Returns:
             Statistics of the episodes that finished.
@@ -104,7 +106,12 @@ class Collector:
         rollout.stats = EpisodeStats()
         with self._streams.acting(epoch):
             rollout.run(
-                timesteps=timesteps, episodes=episodes, sample=sample, render=render, progress=progress
+                timesteps=timesteps,
+                episodes=episodes,
+                sample=sample,
+                render=render,
+                progress=progress,
+                stop=stop,
             )
         if self.recorder is not None:
             self.recorder.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -96,7 +97,9 @@ RANGES = {
     "dset_max_size": _Range(1, optional=True),
     "data_timeout": _Range(0, integer=False, infinite=True),
     "max_nonfinite_updates": _Range(1),
-    "keep_checkpoints": _Range(1, optional=True),
+    "keep_last": _Range(1, optional=True),
+    "keep_every": _Range(1, optional=True),
+    "keep_best": _Range(0),
 }
 
 
@@ -188,7 +191,13 @@ class ExperimentConfig:
         data_timeout: Seconds that a run which does not collect waits for its dataset to become ready.
         max_nonfinite_updates: Number of consecutive updates with a non-finite loss or gradient, each of which is
             skipped, after which the run stops with a NonFiniteUpdateError.
-        keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
+        keep_last: Number of checkpoints to keep, the newest; older ones are deleted, training state and weights,
+            unless one of the next two arguments keeps them. All are kept if None.
+        keep_every: Keep the checkpoints of epochs that this divides, for good. None keeps no more.
+        keep_best: Number of checkpoints to keep with the highest mean return of the last validation before them.
+        stop_signals: Signals on which `learn()` writes a checkpoint after the running step, closes the experiment
+            and raises RunStopped, which ends the program with the exit status 128 + the signal's number. A second
+            signal ends it at once.
         env_description: JSON-serializable description of the environment for `run.json`.
         log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
         overwrite: Let `start()` replace a run of the same name: its files are deleted, and the trajectories in
@@ -253,7 +262,10 @@ class ExperimentConfig:
     dset_max_size: int | None = None
     data_timeout: float = 600.0
     max_nonfinite_updates: int = 10
-    keep_checkpoints: int | None = None
+    keep_last: int | None = 20
+    keep_every: int | None = None
+    keep_best: int = 1
+    stop_signals: Sequence[str] = ("SIGTERM", "SIGINT", "SIGUSR1")
     env_description: Mapping[str, Any] | None = None
     log_to_tensorboard: bool = False
     overwrite: bool = False
@@ -345,6 +357,12 @@ class ExperimentConfig:
                 raise ValueError(
                     f"{name} is {value!r}, must be one of {', '.join(map(repr, options))}."
                     f"{did_you_mean(str(value), [str(option) for option in options])}"
+                )
+        known = [each.name for each in signal.Signals if each.name not in ("SIGKILL", "SIGSTOP")]
+        for name in self.stop_signals:
+            if name not in known:
+                raise ValueError(
+                    f"stop_signals contains {name!r}, must be names of signals.{did_you_mean(str(name), known)}"
                 )
         for field in fields(self):
             value = getattr(self, field.name)

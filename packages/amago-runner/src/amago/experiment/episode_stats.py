@@ -5,6 +5,8 @@ Shapes: N actors (rows of the vector environment).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,7 @@ class RolloutLimits:
         timesteps: steps per actor; None for no limit.
         episodes: episodes of all actors together, divided evenly (give or take one); None for no limit.
         num_envs: N.
+        stop: asked after every step whether the rollout ends early; None never does.
 
     Attributes:
         done: steps per actor so far; the caller counts them.
@@ -28,10 +31,17 @@ class RolloutLimits:
         ValueError: if neither limit is given.
     """
 
-    def __init__(self, timesteps: int | None, episodes: int | None, num_envs: int) -> None:
+    def __init__(
+        self,
+        timesteps: int | None,
+        episodes: int | None,
+        num_envs: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
         if timesteps is None and episodes is None:
             raise ValueError("give timesteps or episodes: a rollout without a limit would never end")
         self.timesteps = timesteps
+        self._stop = stop
         self.done = 0
         self.remaining: npt.NDArray[np.int64] | None = None
         if episodes is not None:
@@ -40,12 +50,16 @@ class RolloutLimits:
 
     def reached(self) -> bool:
         """Whether the rollout is over."""
+        if self._stop is not None and self._stop():
+            return True
         if self.timesteps is not None and self.done >= self.timesteps:
             return True
         return self.remaining is not None and not self.remaining.any()
 
     def next_step_is_certain(self) -> bool:
         """Whether another step follows the running one, however many episodes that one ends."""
+        if self._stop is not None and self._stop():
+            return False
         return self.remaining is None and self.timesteps is not None and self.done + 1 < self.timesteps
 
     def rows(self, rows: slice) -> npt.NDArray[np.int64] | None:

@@ -37,6 +37,7 @@ class Evaluator:
         render: bool = False,
         recorder: TrajectoryRecorder | None = None,
         progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> tuple[Any, EpisodeStats]:
         """Resets the environments and runs the policy.
 
@@ -52,6 +53,7 @@ class Evaluator:
             render: Render after every step.
             recorder: Writes finished episodes to files. It is flushed but not closed.
             progress: Called after every step with the number of timesteps.
+            stop: Called after every step; True ends the evaluation.
 
         Returns:
             The final hidden state and the statistics of finished episodes.
@@ -62,7 +64,12 @@ class Evaluator:
             if hidden_state is not None:
                 rollout.hidden_state = hidden_state
             rollout.run(
-                timesteps=timesteps, episodes=episodes, sample=sample, render=render, progress=progress
+                timesteps=timesteps,
+                episodes=episodes,
+                sample=sample,
+                render=render,
+                progress=progress,
+                stop=stop,
             )
         if recorder is not None:
             recorder.flush()

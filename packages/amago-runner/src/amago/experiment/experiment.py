@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +60,14 @@ from amago.experiment.run_folder import (
     new_identity,
 )
 from amago.experiment.run_json import read_run, write_config_text, write_run
-from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
+from amago.experiment.saved_policies import check_saved_optimizer, load_saved_policy, read_saved_policy
 from amago.experiment.schedule import is_due
-from amago.experiment.summary import Evaluation, Summary, draw_learning_curve, summary_of
+from amago.experiment.stop_signals import RunStopped, StopSignals
+from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
 from amago.loading import BatchLoader, DiskTrajDataset
 from amago.loading.replay_buffer import get_path_to_trajs
 from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
+from amago.tracking.jsonl import cut_metrics
 from amago.utils import amago_warning, get_constant_schedule_with_warmup, gin_as_wandb_config
 
 if TYPE_CHECKING:
@@ -71,7 +76,34 @@ if TYPE_CHECKING:
     from amago.envs import AMAGOEnv
 
 DEFAULT_BUFFER_SIZE = 20_000
+METRICS_FILE = "metrics.jsonl"
 _POLL_SECONDS = 1.0
+# Several processes agree to stop after so many updates, and after each part of an epoch.
+_UPDATES_PER_AGREEMENT = 10
+
+
+class _StopRequested(Exception):
+    """A signal in `stop_signals` arrived; raised in all processes at the same point of `learn`."""
+
+
+@dataclass
+class _EpochPart:
+    """What the current epoch has done so far, for a checkpoint in the middle of it.
+
+    Attributes:
+        evaluated: Whether the validation of this epoch is over.
+        timesteps: Timesteps collected per actor.
+        collected: Whether the collection of this epoch is over.
+        batches: Training batches.
+        stops: How often the run was stopped in this epoch. A key of the random streams, so that what follows is
+            not a repetition of what was collected before.
+    """
+
+    evaluated: bool = False
+    timesteps: int = 0
+    collected: bool = False
+    batches: int = 0
+    stops: int = 0
 
 
 @gin.configurable(module="amago.experiment")
@@ -119,6 +151,11 @@ class Experiment(ExperimentConfig):
         self._batches_seen = 0
         self._env_steps_before_resume: dict[str, int] = {}
         self._wandb_run_id: str | None = None
+        self._part = _EpochPart()
+        self._signals: StopSignals | None = None
+        self._stopping = False
+        self._saved_epoch = -1
+        self._validation_return: float | None = None
 
     def start(self) -> None:
         """Creates dataset, loader, environments, agent, optimizer, checkpoints and loggers.
@@ -129,6 +166,7 @@ class Experiment(ExperimentConfig):
             FileNotFoundError: `resume` is True and there is no checkpoint.
             FileExistsError: there is a run in the folder, and neither `resume` nor `overwrite` is set.
             RunInUseError: another process, or another Experiment of this one, writes the run's folder.
+            ValueError: all checkpoints to resume from are damaged. Of several, damaged ones are passed over.
         """
         if self.started:
             raise RuntimeError(f"the experiment {self.run_name!r} is already started")
@@ -149,7 +187,9 @@ class Experiment(ExperimentConfig):
             self.init_checkpoints()
             self.started = True
             if resumed is not None:
+                self._check_run_id(resumed)
                 self.load_checkpoint(resumed)
+                self._cut_metrics(resumed)
             self.init_logger()
         except BaseException:
             self.close()
@@ -191,6 +231,7 @@ class Experiment(ExperimentConfig):
             lock = RunLock(folder)
             lock.acquire()
             self._closing.callback(lock.release)
+            Checkpointer(folder, name).remove_unfinished()
             continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=self.overwrite)
         else:
             continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=True)
@@ -300,9 +341,13 @@ class Experiment(ExperimentConfig):
 
     def init_checkpoints(self) -> None:
         """Creates the checkpointer of the run's folder."""
-        self.checkpointer = Checkpointer(self.run_dir, self.run_name, self.keep_checkpoints)
-        if self.processes.is_main and self._saves_policy():
-            self.checkpointer.remove_unfinished()
+        self.checkpointer = Checkpointer(
+            self.run_dir,
+            self.run_name,
+            keep_last=self.keep_last,
+            keep_every=self.keep_every,
+            keep_best=self.keep_best,
+        )
 
     def init_logger(self) -> None:
         """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
@@ -332,43 +377,65 @@ class Experiment(ExperimentConfig):
         saves; each part as its interval or starting epoch says. A checkpoint is also saved after the last epoch,
         and at the end, or when the run is stopped by Ctrl-C, its summary and its learning curve.
 
+        Signals in `stop_signals` end it after the running step, with a checkpoint from which `resume` continues in
+        the middle of the epoch. They are handled in the main thread only, and as before when `learn` is over.
+
         Raises:
+            RunStopped: a signal arrived; the experiment is closed.
             RuntimeError: `start()` was not called, or the dataset was not ready within `data_timeout` seconds.
             NonFiniteUpdateError: too many consecutive updates were not finite.
         """
         self._require_started("learn()")
         first_epoch = self.epoch
         self._wall_mark = time.perf_counter()
-        status = "finished"
-        try:
-            while self.epoch < self.epochs:
-                self._run_epoch(self.epoch)
-                self.counters.epoch += 1
-        except (KeyboardInterrupt, SystemExit):
-            status = "stopped"
-            raise
-        except BaseException:
-            status = "failed"
-            raise
-        finally:
-            self._display.close()
-            self._count_wall_seconds()
-            self._wall_mark = 0.0
-            is_new = self.epoch > first_epoch or not (self.run_dir / SUMMARY_FILE).is_file()
-            if self._saves_policy() and status != "failed" and is_new:
-                self.write_summary(status=status)
+        status, stopped = "finished", ""
+        with StopSignals(self.stop_signals) as self._signals:
+            try:
+                while self.epoch < self.epochs:
+                    self._run_epoch(self.epoch)
+                    self.counters.epoch += 1
+                    self._part = _EpochPart()
+                    self._end_if_stopped()
+            except _StopRequested:
+                status, stopped = "stopped", self._save_unfinished_epoch()
+            except (KeyboardInterrupt, SystemExit):
+                status = "stopped"
+                raise
+            except BaseException:
+                status = "failed"
+                raise
+            finally:
+                received = self._signals.received or signal.SIGTERM  # another process received one
+                self._signals = None
+                self._display.close()
+                self._count_wall_seconds()
+                self._wall_mark = 0.0
+                is_new = self.epoch > first_epoch or not (self.run_dir / SUMMARY_FILE).is_file()
+                if self._saves_policy() and status != "failed" and is_new:
+                    self.write_summary(status=status)
+        if status == "stopped":
+            self.close()
+            if self.processes.is_main:
+                print(f"{self.run_name} stopped by {received.name}. {stopped}.", file=sys.stderr)
+            raise RunStopped(received)
         self._warn_without_updates()
         self._notify("on_end")
 
     def _run_epoch(self, epoch: int) -> None:
+        """Runs what is left of an epoch: all of it, unless a signal stopped the run in the middle of it."""
+        part = self._part
         self._notify("on_epoch_start", epoch)
         if self.always_load_latest:
             self.read_latest_policy()
-        if is_due(epoch, self.val_interval):
-            self.evaluate_val()
-        if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > 0:
-            self.collect_new_training_data()
-        self._end_collection()
+        if not part.evaluated and is_due(epoch, self.val_interval):
+            # A subclass may return nothing.
+            self._validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
+        part.evaluated = True
+        if not part.collected:
+            if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > part.timesteps:
+                self.collect_new_training_data()
+            self._end_collection()
+        part.collected = True
         if epoch >= self.start_learning_at_epoch:
             if self._wait_until_ready():
                 self._learn_epoch(epoch)
@@ -380,6 +447,31 @@ class Experiment(ExperimentConfig):
         if self.always_save_latest:
             self.write_latest_policy()
         self._notify("on_epoch_end", epoch)
+
+    def _save_unfinished_epoch(self) -> str:
+        """Writes a checkpoint of what the running epoch has done; returns a message for the user."""
+        self.learner.finish()
+        self._copy_learner_counters()
+        if self.ckpt_interval is None or not self._saves_policy():
+            return f"It was in epoch {self.epoch} and writes no checkpoints"
+        if self._part != _EpochPart() or self._saved_epoch != self.epoch - 1:
+            self._stopping = True
+            self.save_checkpoint()
+            if self.always_save_latest:
+                self.write_latest_policy()
+        return f"The checkpoint of epoch {self._saved_epoch} is written: resume continues it"
+
+    def _has_signal(self) -> bool:
+        """Whether this process received a signal in `stop_signals` during `learn`."""
+        return self._signals is not None and self._signals.received is not None
+
+    def _end_if_stopped(self) -> None:
+        """Raises _StopRequested in all processes if one of them has received a signal; all have to call this."""
+        stop = self._has_signal()
+        if self._signals is not None and self.processes.count > 1:
+            stop = bool(self.processes.any(torch.tensor([stop], device=self.DEVICE)))
+        if stop:
+            raise _StopRequested
 
     def write_summary(
         self,
@@ -420,10 +512,11 @@ class Experiment(ExperimentConfig):
             self.collector.reset_due = True
         _, (returns, specials) = self.interact(
             self.train_envs,
-            self.train_timesteps_per_epoch,
+            self.train_timesteps_per_epoch - self._part.timesteps,
             save_on_done=True,
             sample=self.sample_actions_train,
         )
+        self._end_if_stopped()
         self._report("train", returns, specials)
 
     def evaluate_val(self) -> dict[str, float]:
@@ -434,6 +527,7 @@ class Experiment(ExperimentConfig):
         _, (returns, specials) = self.interact(
             self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val
         )
+        self._end_if_stopped()
         return self._report("val", returns, specials)
 
     def evaluate_test(
@@ -482,6 +576,7 @@ class Experiment(ExperimentConfig):
             )
         finally:
             envs.close()
+        self._end_if_stopped()
         metrics = self._report("test", returns, specials)
         if not metrics and self.processes.is_main:
             amago_warning(
@@ -531,10 +626,11 @@ class Experiment(ExperimentConfig):
             "sample": sample,
             "render": render,
             "progress": self._progress(section),
+            "stop": self._has_signal,
         }
         if section == "train":
             assert self.collector is not None
-            stats = self.collector.collect(self.epoch, **options)
+            stats = self.collector.collect(self._stream_key, **options)
             self._count_env_steps()
             return self.collector.hidden_state, histories_from_stats(stats)
         if isinstance(envs, SplitVectorEnv):
@@ -607,7 +703,11 @@ class Experiment(ExperimentConfig):
         if self.processes.is_main:
             state = {
                 "seed": self.streams.seed,
+                "run_id": self.run_id,
                 "counters": asdict(self.counters),
+                "unfinished_epoch": asdict(self._part) if self._stopping else None,
+                "validation_return": _finite_or_none(self._validation_return),
+                "metrics_bytes": _size(self.run_dir / METRICS_FILE),
                 "batches_seen": self._batches_seen,
                 "dataset": self.dataset.state_dict(),
                 "processes": all_processes,
@@ -618,6 +718,7 @@ class Experiment(ExperimentConfig):
             )
             self.checkpointer.save(self.epoch, contents)
         self.processes.wait()
+        self._saved_epoch = self.epoch
         self._notify("on_checkpoint", self.epoch)
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
@@ -829,6 +930,7 @@ class Experiment(ExperimentConfig):
         while not self.processes.share(self.dataset.ready_for_training):
             if self.collects:
                 return False
+            self._end_if_stopped()
             waited = time.monotonic() - began
             if waited >= self.data_timeout:
                 raise RuntimeError(
@@ -874,18 +976,24 @@ class Experiment(ExperimentConfig):
             self._wall_mark = now
 
     def _learn_epoch(self, epoch: int) -> None:
-        """Trains on `train_batches_per_epoch` batches."""
-        self._notify("on_learning_start", self.train_batches_per_epoch)
+        """Trains on `train_batches_per_epoch` batches, less those of this epoch before a stop."""
+        done = self._part.batches
+        self._notify("on_learning_start", self.train_batches_per_epoch - done)
         self.policy.train()
-        with self.streams.learning(epoch):
-            for batch in self.train_dloader.epoch(epoch):
+        with self.streams.learning(self._stream_key):
+            for batch in itertools.islice(self.train_dloader.epoch(epoch), done, None):
                 log_step = self._batches_seen % self.log_interval == 0
                 updates_before = self.learner.gradient_steps
                 metrics = self.train_step(batch, log_step)
                 self._batches_seen += 1
                 if log_step:
                     self.log(metrics, "train-update")
-                self._notify("on_batch", self.learner.gradient_steps > updates_before)
+                self._part.batches += 1
+                updated = self.learner.gradient_steps > updates_before
+                self._notify("on_batch", updated)
+                often = self.processes.count == 1 or self.learner.gradient_steps % _UPDATES_PER_AGREEMENT == 0
+                if updated and often:
+                    self._end_if_stopped()
             self.learner.finish()
         self._copy_learner_counters()
         self._notify("on_learning_end")
@@ -936,10 +1044,35 @@ class Experiment(ExperimentConfig):
             env_steps *= processes
             if section == "train":
                 self.counters.env_steps += env_steps
+                self._part.timesteps += 1
             for listener in listeners:
                 listener(self, section, env_steps)
 
         return progress
+
+    @property
+    def _stream_key(self) -> int:
+        """Key of the random streams of collection and updates: the epoch, and how often it was stopped."""
+        return self.epoch + (self._part.stops << 40)
+
+    def _check_run_id(self, epoch: int) -> None:
+        """Raises a ValueError if the checkpoint of an epoch belongs to another run than this folder's."""
+        path = self.checkpointer.training_state(epoch)
+        saved = read_state(path).get("run_id")  # checkpoints of earlier versions have none
+        if saved is not None and self.run_id is not None and saved != self.run_id:
+            raise ValueError(
+                f"{path} is a checkpoint of the run {saved}, but the folder is that of the run {self.run_id}: "
+                "move the checkpoint away, restore the run.json that belongs to it, or use another run_name"
+            )
+
+    def _cut_metrics(self, epoch: int) -> None:
+        """Removes the metrics that were logged after a checkpoint, which the resumed run logs again."""
+        if not self.processes.is_main:
+            return
+        state = read_state(self.checkpointer.training_state(epoch))
+        if state.get("metrics_bytes") is not None:
+            last_epoch = epoch if state.get("unfinished_epoch") is None else epoch - 1
+            cut_metrics(self.run_dir / METRICS_FILE, state["metrics_bytes"], last_epoch)
 
     def _choose_seed(self, resumed: int | None) -> int:
         if resumed is None:
@@ -953,23 +1086,31 @@ class Experiment(ExperimentConfig):
         return saved
 
     def _restore(self, saved: TrainingState) -> None:
-        """Restores a training state; training continues with the following epoch."""
+        """Restores a training state; training continues with the following epoch, or within an unfinished one."""
         assert self.dataset is not None
         state = saved.state
         load_saved_policy(self.policy, saved.policy, "the training state")
+        check_saved_optimizer(self.optimizer, saved.optimizer, "the training state")
         self.optimizer.load_state_dict(saved.optimizer)
         self.lr_schedule.load_state_dict(saved.lr_schedule)
         self.counters = Counters(**state["counters"])
-        self.counters.epoch += 1
+        self._saved_epoch = self.counters.epoch
+        unfinished = state.get("unfinished_epoch")
+        self._part = _EpochPart()
+        if unfinished is None:
+            self.counters.epoch += 1
+        else:
+            self._part = _EpochPart(**{**unfinished, "stops": unfinished["stops"] + 1})
+        self._validation_return = state.get("validation_return")
         self.learner.gradient_steps = self.counters.gradient_steps
         self.learner.skipped_updates = self.counters.skipped_updates
         self._env_steps_before_resume = dict(self.counters.env_steps_by_name)
         self._batches_seen = state["batches_seen"]
         self._wandb_run_id = state.get("wandb_run_id")
         if self.has_dset_edit_rights:
-            # In the other modes, other processes may write to the buffer.
-            move_later_files_aside = self.env_mode == "sync" and self.collects
-            self.dataset.load_state_dict(state["dataset"], move_later_files_aside=move_later_files_aside)
+            # Files of other collectors in the same buffer stay.
+            later_files_of = _writer_ids(state["processes"]) if self.collects else ()
+            self.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
         # Otherwise another process could already collect, and its files would be moved aside.
         self.processes.wait()
         if len(state["processes"]) != self.processes.count:
@@ -1000,3 +1141,17 @@ class Experiment(ExperimentConfig):
     def _require_started(self, what: str) -> None:
         if not self.started:
             raise RuntimeError(f"call start() before {what}")
+
+
+def _writer_ids(processes: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The writer ids of the recorders in the checkpoint state of all processes."""
+    recorders = [each["recorder"] for each in processes if each["recorder"] is not None]
+    return {half["writer_id"] for each in recorders for half in each.get("halves", [each])}
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

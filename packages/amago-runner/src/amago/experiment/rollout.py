@@ -123,6 +123,7 @@ class Rollout:
         sample: bool = True,
         render: bool = False,
         progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         """Acts until `timesteps` steps per actor are done or `episodes` episodes are counted.
 
@@ -136,13 +137,14 @@ class Rollout:
             sample: sample actions from the policy; False takes its mode.
             render: render the first environment after every step.
             progress: called after every step with N.
+            stop: called after every step; True ends the run.
 
         Raises:
             ValueError: if neither limit is given, or an observation is not finite.
             TrajectoryWriteError: if a file could not be written; the step is recorded, and the next `run`
                 continues the episodes. After any other exception in a step, the next `run` begins new episodes.
         """
-        limits = RolloutLimits(timesteps, episodes, self.vector_env.num_envs)
+        limits = RolloutLimits(timesteps, episodes, self.vector_env.num_envs, stop)
         if not self.started:
             self.reset()
         with self.acting(), defer_interrupts() as interrupts:

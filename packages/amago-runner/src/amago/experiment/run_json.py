@@ -150,6 +150,8 @@ def read_run(run_dir: Path) -> RunRecord:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT_VERSION:
         raise ValueError(f"{path} was written by another version of amago-runner and cannot be read")
+    if "keep_checkpoints" in content["arguments"]:  # its name before keep_every and keep_best
+        content["arguments"]["keep_last"] = content["arguments"].pop("keep_checkpoints")
     try:
         return RunRecord(**content)
     except TypeError as error:

@@ -98,12 +98,13 @@ class SplitRollout:
         sample: bool = True,
         render: bool = False,
         progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         """As `Rollout.run`; at its end both halves have taken the same number of steps.
 
         With `render` or `episodes` the halves step together, without overlap between consecutive steps.
         """
-        limits = RolloutLimits(timesteps, episodes, self.vector_env.num_envs)
+        limits = RolloutLimits(timesteps, episodes, self.vector_env.num_envs, stop)
         if not self.started:
             self.reset()
         first, second = self.halves
@@ -113,7 +114,7 @@ class SplitRollout:
         failure: TrajectoryWriteError | None = None
         with first.acting(), second.acting(), defer_interrupts() as interrupts:
             begun = False  # whether the first half has started the next step
-            while not limits.reached():
+            while begun or not limits.reached():
                 try:
                     if not begun:
                         first.begin_step(sample)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -200,7 +201,7 @@ class RLDataset(Dataset[RLData], ABC):
         """State for a checkpoint, of JSON types."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any], *, move_later_files_aside: bool = False) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, later_files_of: Collection[str] = ()) -> None:
         """Restores the state of a checkpoint; see `DiskTrajDataset.load_state_dict` for the files."""
         return
 

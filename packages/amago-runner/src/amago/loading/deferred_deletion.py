@@ -7,10 +7,12 @@ lists is therefore moved to `on_hold`, and removed once a newer checkpoint witho
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from amago.hindsight import UNFINISHED_SUFFIX, parse_filename
 from amago.utils import AmagoWarning
 
 
@@ -20,7 +22,7 @@ class DeferredDeletion:
     Args:
         folder: the files.
         on_hold: deleted files that the last checkpoint lists.
-        aside: files newer than the checkpoint from which a run was resumed.
+        aside: files that were newer than the checkpoint at the last resume.
     """
 
     def __init__(self, folder: Path, on_hold: Path, aside: Path) -> None:
@@ -54,21 +56,22 @@ class DeferredDeletion:
                 path.unlink(missing_ok=True)
 
     def load_state_dict(
-        self, state: dict[str, list[str]], present: Iterable[str], *, move_later_files_aside: bool
+        self, state: dict[str, list[str]], present: Iterable[str], *, later_files_of: Collection[str] = ()
     ) -> None:
         """Restores the files that a checkpoint lists, as far as they still exist.
 
         Args:
             state: result of `state_dict`.
             present: names of the files that are in the folder now.
-            move_later_files_aside: move files that the checkpoint does not list to `aside`.
+            later_files_of: writer ids. Files of these writers that the checkpoint does not list are moved to
+                `aside`, which then holds no others; their unfinished files are deleted.
 
         Raises:
-            ValueError: if a name leads out of the folder.
+            ValueError: if a name is not that of a file in the folder.
         """
         listed, here = set(state["files"]), set(present)
         for name in listed:
-            if os.path.basename(name) != name:
+            if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
                 raise ValueError(f"the checkpoint lists {name!r}, which is not a file name in {self.folder}")
         missing = {name for name in listed - here if not _move(self.on_hold / name, self.folder)}
         if missing:
@@ -78,10 +81,23 @@ class DeferredDeletion:
                 AmagoWarning,
                 stacklevel=3,
             )
-        if move_later_files_aside:
+        if later_files_of:
+            shutil.rmtree(self.aside, ignore_errors=True)
             for name in here - listed:
-                _move(self.folder / name, self.aside)
+                if _writer(name) in later_files_of:
+                    _move(self.folder / name, self.aside)
+            for path in self.folder.glob(f".*{UNFINISHED_SUFFIX}"):
+                if _writer(path.name[1:].rsplit(".", 2)[0]) in later_files_of:
+                    path.unlink(missing_ok=True)
         self._listed, self._next_listed = listed, None
+
+
+def _writer(name: str) -> str | None:
+    """The writer id in the name of a trajectory file; None if the name has another form."""
+    try:
+        return parse_filename(name).file_id[:3]
+    except ValueError:
+        return None
 
 
 def _move(source: Path, folder: Path) -> bool:

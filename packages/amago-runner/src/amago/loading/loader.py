@@ -130,6 +130,8 @@ class BatchLoader:
         if running is not None and self.workers:
             # Otherwise workers end when the iterator is collected, which the traceback of an exception may delay.
             running._shutdown_workers()
+            for worker in running._workers:
+                worker.kill()  # those that are still busy
         self._loader = None
 
     def _make_loader(self) -> DataLoader[Batch]:
@@ -165,6 +167,8 @@ class _Batches(Dataset[Batch]):
 
 
 def _start_worker(worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the main process decides when its workers end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and cluster schedulers signal the whole process group; the main process decides when its workers end.
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     keep_freed_memory()  # windows of the same size are allocated again and again

@@ -6,7 +6,7 @@ annealed, so that its first few trajectories are not sampled over and over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ class MixtureOfDatasets(RLDataset):
             "members": [dataset.state_dict() for dataset in self.datasets],
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, move_later_files_aside: bool = False) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, later_files_of: Collection[str] = ()) -> None:
         """Restores the mixture and its members from a checkpoint.
 
         Raises:
@@ -201,7 +201,7 @@ class MixtureOfDatasets(RLDataset):
         self._ready_since = list(state["ready_since"])
         self._probabilities = np.array(state["probabilities"], dtype=np.float64)
         for dataset, member_state in zip(self.datasets, state["members"], strict=True):
-            dataset.load_state_dict(member_state, move_later_files_aside=move_later_files_aside)
+            dataset.load_state_dict(member_state, later_files_of=later_files_of)
 
     def _start(self) -> None:
         """Records which members are ready at the start, so that sampling works before the first collection."""

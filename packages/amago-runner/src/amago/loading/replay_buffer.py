@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,15 +252,16 @@ class DiskTrajDataset(RLDataset):
         self.index.refresh()
         return {"fifo": self._deletion.state_dict(file.name for file in self.index.fifo)}
 
-    def load_state_dict(self, state: dict[str, Any], *, move_later_files_aside: bool = False) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, later_files_of: Collection[str] = ()) -> None:
         """Restores the files that `fifo` held at the checkpoint, as far as they still exist.
 
         Does nothing without edit rights.
 
         Args:
             state: result of `state_dict`.
-            move_later_files_aside: move files written after the checkpoint to `buffer/aside`, so that the resumed
-                run is identical to one that was not interrupted. Not for buffers to which other processes write.
+            later_files_of: writer ids (see `trajectory_filename`). Files that these writers wrote after the
+                checkpoint are moved to `buffer/aside`, so that the resumed run is identical to one that was not
+                interrupted. `buffer/aside` holds those of the last resume only. Files of other writers stay.
         """
         if self.has_edit_rights is False:
             return
@@ -268,6 +269,6 @@ class DiskTrajDataset(RLDataset):
         self._deletion.load_state_dict(
             state["fifo"],
             [file.name for file in self.index.fifo],
-            move_later_files_aside=move_later_files_aside,
+            later_files_of=later_files_of,
         )
         self.index.refresh()

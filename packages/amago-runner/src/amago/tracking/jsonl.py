@@ -50,3 +50,16 @@ def _remove_incomplete_line(path: Path) -> None:
         if complete < len(content):
             with path.open("rb+") as file:
                 file.truncate(complete)
+
+
+def cut_metrics(path: Path, size: int, epoch: int) -> None:
+    """Shortens a metrics file to its first `size` bytes and the lines of epochs up to `epoch` that follow them."""
+    if not path.exists() or path.stat().st_size <= size:
+        return
+    with path.open("rb+") as file:
+        file.seek(size)
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["axes"].get("Epoch", 0) > epoch:
+                break
+            size += len(line)
+        file.truncate(size)

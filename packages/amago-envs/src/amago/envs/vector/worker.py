@@ -79,9 +79,13 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
             owner.
         setup: the worker's environments.
     """
-    # Ctrl-C signals the whole process group; only the main process stops its workers.
+    # Ctrl-C and cluster schedulers signal the whole process group; only the main process ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(
+            signal, name
+        ):  # a function, because programs that environments start would inherit SIG_IGN
+            signal.signal(getattr(signal, name), _ignore)
     for other in inherited:
         other.close()
     multiprocessing.current_process().daemon = False  # lets environments start child processes
@@ -102,6 +106,10 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
         with contextlib.suppress(Exception):
             worker.group.close()
         conn.close()
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Signal handler that does nothing."""
 
 
 class _Worker:
