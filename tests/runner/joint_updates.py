@@ -112,7 +112,8 @@ def train(folder: Path, micro_batches: int, *, agent_type: type[Agent], statisti
         for micro_batch in rows:
             metrics = learner.train_batch(make_batch(update, micro_batch), log_step=True)
     state = {name: tensor.detach().clone() for name, tensor in agent.state_dict().items()}
-    return {"state": state, "metrics": {name: float(value) for name, value in metrics.items()}}
+    own = {name: float(value) for name, value in metrics.items()}
+    return {"state": state, "own metrics": own, "metrics": processes.mean_metrics(metrics)}
 
 
 if __name__ == "__main__":

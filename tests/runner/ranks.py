@@ -11,17 +11,20 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "M
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """The environment without the variables of launchers, with one thread, and with `variables`."""
+    """The environment without the variables of launchers, and with `variables`."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")
+        if name not in (*LAUNCHER_VARIABLES, "OMP_NUM_THREADS") and not name.startswith("ACCELERATE_")
     }
-    return {**kept, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **variables}
+    return {**kept, "ACCELERATE_USE_CPU": "true", **variables}
 
 
-def start_ranks(script: Path, arguments: Sequence[str], count: int = 2) -> list[subprocess.Popen[str]]:
+def start_ranks(
+    script: Path, arguments: Sequence[str], count: int = 2, threads: str | None = "1"
+) -> list[subprocess.Popen[str]]:
     """Starts `count` processes of a script that meet over gloo, without a launcher that watches them."""
+    chosen = {} if threads is None else {"OMP_NUM_THREADS": threads}
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -34,6 +37,7 @@ def start_ranks(script: Path, arguments: Sequence[str], count: int = 2) -> list[
                 WORLD_SIZE=str(count),
                 MASTER_ADDR="localhost",
                 MASTER_PORT=str(port),
+                **chosen,
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -51,6 +51,10 @@ def test_two_processes_make_the_update_of_one_with_the_whole_batch(
     first, second = train_in_two_processes(tmp_path, 1, agent_type, statistics=True)
     assert largest_difference(first, second) == 0.0
     assert largest_difference(whole, first) < 1e-5
+    assert first["metrics"] == second["metrics"]
+    for name, value in first["metrics"].items():
+        assert value == pytest.approx((first["own metrics"][name] + second["own metrics"][name]) / 2)
+    assert first["own metrics"]["Loss"] != second["own metrics"]["Loss"]
 
 
 @pytest.mark.usefixtures("clean_gin")

@@ -16,7 +16,7 @@ import threading
 import time
 
 _FINISHED = b"."
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 5.0
 # Without traffic, a lost machine is noticed after IDLE + COUNT * INTERVAL seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 5}
 
