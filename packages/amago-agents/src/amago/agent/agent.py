@@ -28,6 +28,7 @@ from amago.agent.filters import binary_filter, with_bindings
 from amago.agent.gammas import Multigammas
 from amago.agent.return_head import RecordedValues, RegressionHead, ReturnHead
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
+from amago.nets.data_parallel import relative_share
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
@@ -383,12 +384,17 @@ class Agent(BaseAgent):
         batch: Batch,
         edit_mask: Callable[[Batch, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """The mean of an error (1, n, ..., G, 1) over the entries that the mask hook keeps, ()."""
+        """The mean of an error (1, n, ..., G, 1) over the entries that the mask hook keeps, ().
+
+        The learner weighs the loss of a data-parallel process by its real transitions. A mask hook may keep another
+        share of them in each process, so the mean is multiplied by the share here relative to that in all processes.
+        """
         full = scatter_to_batch(at_least_float32(error), t.flat_idxs, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask
         # Contiguous, since a hook may edit it in place.
         mask = mask.view(*mask.shape[:2], *(1 for _ in full.shape[2:])).expand_as(full).contiguous()
-        return masked_avg(full, edit_mask(batch, full, mask), dim=None)
+        kept = edit_mask(batch, full, mask)
+        return masked_avg(full, kept, dim=None) * relative_share(kept, len(t.flat_idxs))
 
     def hard_sync_targets(self) -> None:
         """Copies the online networks into their targets."""

@@ -120,10 +120,12 @@ class Operator:
                 if i not in auxiliary:
                     zeros = grad is None
                     upstream.append(torch.zeros(shape, dtype=dtype, device=device) if zeros else grad)
-            found = backward.op(*upstream, *ctx.saved_tensors, *ctx.others)
+            saved = ctx.saved_tensors  # activation checkpointing allows to read them once
+            found = backward.op(*upstream, *saved, *ctx.others)
             found = found if isinstance(found, tuple | list) else (found,)
-            inputs = ctx.saved_tensors[: self._tensors]
-            given = [None if x is None else grad for x, grad in zip(inputs, found, strict=False)]
+            given = [
+                None if x is None else grad for x, grad in zip(saved[: self._tensors], found, strict=False)
+            ]
             return *given, *[None] * (self._tensors + len(ctx.others) - len(given))
 
         self.op.register_autograd(differentiate, setup_context=setup)

@@ -11,23 +11,15 @@ Shapes: `val` is (B, L, D), or any (..., D).
 
 import gin
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from amago.nets.data_parallel import sum_over_ranks
 from amago.nets.masking import current_timestep_mask, mask_from_filler
 from amago.nets.precision import at_least_float32
 
 _EPS = 1e-5
 _SIGMA_FLOOR = 0.01
 OUTPUT_LIMIT = 1e4
-
-
-def sum_over_ranks(x: Tensor) -> Tensor:
-    """The sum of `x` over the processes of a data-parallel run; `x` itself in a single process."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        x = x.clone()
-        dist.all_reduce(x)
-    return x
 
 
 @gin.configurable(module="amago.nets.utils", denylist=["skip"])

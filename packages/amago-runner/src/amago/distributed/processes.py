@@ -1,20 +1,34 @@
 """Processes: data-parallel training in one or several processes, through accelerate.
 
-`accelerate launch script.py` starts several processes; each trains on its own batches and gradients are averaged.
-accelerate assigns devices and exchanges gradients. Mixed precision, the learning-rate schedule and checkpoints are
-our own: accelerate would advance the schedule once per process and write pickles.
+`torchrun` or `accelerate launch` starts several processes; each trains on its own batches and gradients are averaged.
+accelerate assigns devices and wraps the model. Mixed precision, the learning-rate schedule and checkpoints are our own:
+accelerate would advance the schedule once per process and write pickles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import os
+import secrets
+import socket
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, gather_object
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
+
+from amago.distributed.launch_settings import check_launch_settings, share_cores
+from amago.distributed.peer_watch import Meeting, PeerWatch, connect
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""How long processes wait for each other, e.g. for the one with the slowest environments."""
+
+_CONNECT_SECONDS = 60.0
 
 
 class Processes:
@@ -71,20 +85,41 @@ class Processes:
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replaces gradients by their mean over the processes; one missing in some processes counts as 0 there."""
-        if self.count == 1:
+        if self.count == 1 or not parameters:
             return
-        used = torch.stack([torch.tensor(float(p.grad is not None)) for p in parameters]).to(self.device)
-        used = self.any(used > 0)
-        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
-            if is_used:
-                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = cast(Tensor, self.accelerator.reduce(grad, reduction="mean"))
+        used = torch.tensor([p.grad is not None for p in parameters]).to(self.device)
+        trained = [p for p, is_used in zip(parameters, self.any(used).tolist(), strict=True) if is_used]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
+        means = self.mean(flat).split([p.numel() for p in trained])
+        for parameter, mean in zip(trained, means, strict=True):
+            parameter.grad = mean.view_as(parameter)
 
     def any(self, flags: Tensor) -> Tensor:
         """Whether each flag is set in any process, as a tensor on the same device."""
         if self.count == 1:
             return flags
         return cast(Tensor, self.accelerator.reduce(flags.to(torch.float32), reduction="sum")) > 0
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean of a tensor over the processes."""
+        if self.count == 1:
+            return tensor
+        return cast(Tensor, self.accelerator.reduce(tensor, reduction="mean"))
+
+    def mean_metrics(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The mean over the processes of every metric that is a number; each is a mean over those that have it."""
+        if self.count == 1:
+            return dict(metrics)
+        numbers = {
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+        }
+        found: dict[str, list[float]] = {}
+        for each in self.gather(numbers):
+            for name, number in each.items():
+                found.setdefault(name, []).append(number)
+        return {**metrics, **{name: statistics.fmean(values) for name, values in found.items()}}
 
     def gather(self, value: Any) -> list[Any]:
         """The picklable values of all processes, ordered by rank."""
@@ -102,11 +137,42 @@ class Processes:
             self.accelerator.wait_for_everyone()
 
 
-def make_accelerator() -> Accelerator:
-    """An Accelerator without mixed precision, for any agent.
+def make_accelerator(mixed_precision: str = "no") -> Accelerator:
+    """Creates the Accelerator of this process; with several processes, meets the others and shares the cores with them.
 
-    `find_unused_parameters` because not every head takes part in every loss; `broadcast_buffers` so that running
-    statistics are equal in all processes.
+    accelerate's own mixed precision is off: the learner and the policy use autocast. `find_unused_parameters` because
+    not every head takes part in every loss; `broadcast_buffers` so that running statistics are equal in all processes.
+
+    Args:
+        mixed_precision: "no" or "bf16", as the run is configured.
+
+    Raises:
+        ValueError: accelerate is asked for something by environment variables that would have no effect.
     """
-    data_parallel = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=True)
-    return Accelerator(mixed_precision="no", kwargs_handlers=[data_parallel])
+    check_launch_settings(mixed_precision)
+    accelerator = Accelerator(
+        mixed_precision="no",
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=True),
+            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+        ],
+    )
+    if accelerator.num_processes > 1:
+        _meet()
+    return accelerator
+
+
+@functools.cache  # once per process
+def _meet() -> PeerWatch:
+    """Shares the cores of each machine among its processes, and lets the death of one process end the others."""
+    processes = Processes(Accelerator(mixed_precision="no"))
+    others = set(range(1, processes.count))
+    meeting = Meeting() if processes.is_main else None
+    own = (socket.gethostname(), 0 if meeting is None else meeting.port, secrets.token_hex(16))
+    everyone = processes.gather(own)
+    share_cores([host for host, _, _ in everyone])
+    _, port, secret = everyone[0]
+    if meeting is not None:
+        return PeerWatch(0, meeting.accept(others, secret, _CONNECT_SECONDS))
+    host = os.environ.get("MASTER_ADDR", "localhost")
+    return PeerWatch(processes.rank, {0: connect(host, port, processes.rank, secret, _CONNECT_SECONDS)})

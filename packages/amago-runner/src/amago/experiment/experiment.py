@@ -782,7 +782,7 @@ class Experiment(ExperimentConfig):
     @functools.cached_property
     def processes(self) -> Processes:
         """The data-parallel processes."""
-        return Processes(make_accelerator())
+        return Processes(make_accelerator(self.mixed_precision))
 
     @property
     def DEVICE(self) -> torch.device:
@@ -987,7 +987,7 @@ class Experiment(ExperimentConfig):
                 metrics = self.train_step(batch, log_step)
                 self._batches_seen += 1
                 if log_step:
-                    self.log(metrics, "train-update")
+                    self.log(self.processes.mean_metrics(metrics), "train-update")
                 self._part.batches += 1
                 updated = self.learner.gradient_steps > updates_before
                 self._notify("on_batch", updated)

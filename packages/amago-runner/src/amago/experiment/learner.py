@@ -1,5 +1,9 @@
 """Learner: gradient accumulation, clipping, optimizer steps, target updates and the check for non-finite updates.
 
+The gradient of an update is that of one batch with the sequences of all its micro-batches in all processes: each loss,
+a mean over the real transitions of its batch, is weighed by their number. InputNorm and PopArt cover all processes too,
+but take micro-batches one after the other.
+
 On a GPU the check does not synchronize: the fused optimizer skips its step when a flag on the device is set, and
 the flag is copied to the CPU asynchronously and read a few updates later.
 """
@@ -66,7 +70,7 @@ class Learner:
         processes: Data-parallel processes.
         lr_schedule: Learning-rate schedule of the optimizer; it takes a step after every optimizer step.
         grad_clip: Maximum norm of the gradient.
-        batches_per_update: Batches whose mean gradient makes one optimizer step.
+        batches_per_update: Batches whose joint gradient makes one optimizer step.
         autocast: Compute the loss under bf16 autocast.
         compile_loss: Compile the agent's loss with `torch.compile`.
         max_nonfinite: Consecutive skipped updates after which NonFiniteUpdateError is raised.
@@ -111,6 +115,7 @@ class Learner:
         self._bad_batch_dir = bad_batch_dir
         self._parameters = list(dict.fromkeys(self.agent.trainable_params))
         self._accumulated: list[Batch] = []
+        self._transitions = 0  # real ones of the accumulated batches
         self._finite: Tensor | None = None
         self._pending: deque[_PendingCheck] = deque()
         self._consecutive_skips = 0
@@ -138,10 +143,6 @@ class Learner:
     def finish(self) -> None:
         """Steps the optimizer with the batches of an incomplete update, if any, and waits for pending checks."""
         if self._accumulated:
-            rescale = self._batches_per_update / len(self._accumulated)
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(rescale)
             # Gradients of an incomplete update were accumulated without averaging over the processes.
             self._processes.average_gradients(self._parameters)
             self._step(log_step=False)
@@ -156,7 +157,7 @@ class Learner:
                 stack.enter_context(self._processes.local_gradients(self.model))
             with torch.autocast(batch.rl2s.device.type, dtype=torch.bfloat16, enabled=self._autocast):
                 loss = model(batch, log_step=log_step)
-            (loss / self._batches_per_update).backward()
+            self._weigh(loss, batch).backward()
         finite = torch.isfinite(loss.detach())
         self._finite = finite if self._finite is None else self._finite & finite
         self._accumulated.append(batch)
@@ -167,9 +168,32 @@ class Learner:
             **{name: _detached(value) for name, value in self.agent.update_info.items()},
         }
 
+    @property
+    def _is_divided(self) -> bool:
+        """Whether the batch of an update is divided among several processes or micro-batches."""
+        return self._processes.count > 1 or self._batches_per_update > 1
+
+    def _weigh(self, loss: Tensor, batch: Batch) -> Tensor:
+        """The loss times the number of real transitions; `_divide_gradients` divides by their sum."""
+        if not self._is_divided:
+            return loss
+        transitions = len(batch.real_transitions())
+        self._transitions += transitions
+        return loss * transitions
+
+    def _divide_gradients(self) -> None:
+        """Divides the gradients, means over the processes, by the mean number of transitions in a process."""
+        if not self._is_divided:
+            return
+        transitions = torch.tensor(float(self._transitions)).to(self._processes.device)
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        torch._foreach_div_(grads, self._processes.mean(transitions).clamp_min(1.0))
+        self._transitions = 0
+
     def _step(self, log_step: bool) -> dict[str, Tensor | float]:
         """Steps the optimizer unless a loss or gradient is non-finite, and clears the gradients."""
         assert self._finite is not None
+        self._divide_gradients()
         # The norms of single networks, before clipping changes them.
         norms = self.agent.get_grad_norms() if log_step else {}
         norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)

@@ -7,6 +7,8 @@ do not depend on the number of loader workers.
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -54,6 +56,7 @@ class BatchLoader:
         seed: seed of all samples; None uses fresh entropy.
         rank: rank of this process in data-parallel training.
         mp_context: start method of the workers ("fork", "spawn", "forkserver"); None uses Python's default.
+        worker_timeout: seconds to wait for a batch of the workers; then iteration raises a RuntimeError.
 
     Raises:
         ValueError: if a number is out of range, or the dataset is configured for fewer samples per epoch.
@@ -70,6 +73,7 @@ class BatchLoader:
         seed: int | None,
         rank: int = 0,
         mp_context: str | None = None,
+        worker_timeout: float = WORKER_TIMEOUT,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -78,6 +82,8 @@ class BatchLoader:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value!r}")
+        if not worker_timeout > 0:
+            raise ValueError(f"worker_timeout must be above 0 seconds, not {worker_timeout!r}")
         if len(dataset) < batch_size * batches_per_epoch:
             raise ValueError(
                 f"{batches_per_epoch} batches of {batch_size} need {batch_size * batches_per_epoch} items per "
@@ -91,7 +97,9 @@ class BatchLoader:
             )
         dataset.seed_sampling(seed, rank)
         self.dataset = dataset
-        self.workers, self.mp_context = workers, mp_context
+        self.workers, self.mp_context, self.worker_timeout = workers, mp_context, worker_timeout
+        self._waiting_since: float | None = None
+        self._timed_out = False
         self.device = torch.device(device)
         self._next_epoch = 0
         self.batch_size, self.batches_per_epoch = batch_size, batches_per_epoch
@@ -122,7 +130,42 @@ class BatchLoader:
         ]
         if self._loader is None:
             self._loader = self._make_loader()
-        return (batch.to(self.device) for batch in self._loader)
+        batches = self._watched(self._loader) if self.workers else self._loader
+        return (batch.to(self.device) for batch in batches)
+
+    def _watched(self, loader: DataLoader[Batch]) -> Iterator[Batch]:
+        """The batches of the workers; if one does not come in time, the workers are killed and an error is raised.
+
+        DataLoader's own timeout does not end a wait for the memory of a tensor, which its worker must hand over.
+        """
+        finished = threading.Event()
+        threading.Thread(target=self._watch, args=(finished,), daemon=True).start()
+        self._waiting_since = time.monotonic()
+        try:
+            for batch in loader:
+                self._waiting_since = None
+                yield batch
+                self._waiting_since = time.monotonic()
+        except (RuntimeError, OSError, EOFError) as error:
+            if not self._timed_out:
+                raise
+            self._loader, self._timed_out = None, False
+            raise RuntimeError(
+                f"the loader workers delivered no batch for {self.worker_timeout:g} s: one of them hangs, for example "
+                "on a file system that does not answer, or was stopped. Check the disk of the buffer; "
+                "dloader_workers=0 loads in the main process, where Ctrl-C shows what it waits for."
+            ) from error
+        finally:
+            self._waiting_since = None
+            finished.set()
+
+    def _watch(self, finished: threading.Event) -> None:
+        while not finished.wait(min(1.0, self.worker_timeout / 2)):
+            since = self._waiting_since
+            if since is not None and time.monotonic() - since > self.worker_timeout:
+                self._timed_out = True
+                self._kill_workers()
+                return
 
     def close(self) -> None:
         """Ends the workers. The next epoch starts new ones."""
@@ -130,9 +173,14 @@ class BatchLoader:
         if running is not None and self.workers:
             # Otherwise workers end when the iterator is collected, which the traceback of an exception may delay.
             running._shutdown_workers()
-            for worker in running._workers:
-                worker.kill()  # those that are still busy
+            self._kill_workers()
         self._loader = None
+
+    def _kill_workers(self) -> None:
+        """Kills workers that did not end by themselves; Python would wait for them for ever when it exits."""
+        running = getattr(self._loader, "_iterator", None)
+        for worker in [] if running is None else running._workers:
+            worker.kill()
 
     def _make_loader(self) -> DataLoader[Batch]:
         has_workers = self.workers > 0
@@ -143,7 +191,6 @@ class BatchLoader:
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             persistent_workers=has_workers,
-            timeout=WORKER_TIMEOUT if has_workers else 0.0,
             worker_init_fn=_start_worker,
             multiprocessing_context=self.mp_context if has_workers else None,
             # Without a generator, DataLoader draws the workers' seed from torch's global generator.

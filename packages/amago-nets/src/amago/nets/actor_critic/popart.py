@@ -11,7 +11,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago.nets.input_norm import sum_over_ranks
+from amago.nets.data_parallel import sum_over_ranks
 from amago.nets.precision import at_least_float32
 
 

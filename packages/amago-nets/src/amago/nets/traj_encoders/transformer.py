@@ -51,6 +51,8 @@ class TformerTrajEncoder(TrajEncoder):
         normformer_norms: the additional norms of NormFormer (Shleifer et al. 2021).
         head_scaling: NormFormer's learned factor per head.
         attention_type: class of the self-attention, constructed with `causal` and `dropout`.
+        activation_checkpointing: compute the activations of each layer again in the backward pass instead of keeping
+            them: less memory for long sequences, the same results, about a third more time.
 
     Raises:
         ValueError: if d_model is not a multiple of n_heads.
@@ -76,6 +78,8 @@ class TformerTrajEncoder(TrajEncoder):
         head_scaling: bool = True,
         attention_type: type[transformer.SelfAttention] = transformer.FlashAttention,
         causal: bool = True,
+        *,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         if d_model % n_heads:
@@ -104,6 +108,7 @@ class TformerTrajEncoder(TrajEncoder):
                 norm=norm,
                 sigma_reparam=sigma_reparam,
                 normformer_norms=normformer_norms,
+                activation_checkpointing=activation_checkpointing,
             )
 
         self.tformer = transformer.Transformer(

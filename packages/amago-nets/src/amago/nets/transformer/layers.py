@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from amago import kernels
 from amago.nets.activations import activation_switch
+from amago.nets.checkpointing import is_recomputing, run_checkpointed
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
 from amago.nets.normalization import Normalization
@@ -56,7 +57,7 @@ class SigmaReparam(Linear):
 
     def effective_weight(self) -> Tensor:
         """W * gamma / sigma(W), (d_out, d_in); in training after a power iteration."""
-        if self.training:
+        if self.training and not is_recomputing():
             self._power_iteration()
         sigma = torch.einsum("i,ij,j->", self.u.clone(), self.weight, self.v.clone())
         return self.weight * (self.gamma / sigma)
@@ -147,6 +148,7 @@ class TransformerLayer(nn.Module):
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
         sigma_reparam: SigmaReparam instead of plain linear layers.
         normformer_norms: normalise also after the attention and inside the feed-forward network.
+        activation_checkpointing: compute the activations again in the backward pass instead of keeping them.
     """
 
     def __init__(
@@ -159,8 +161,11 @@ class TransformerLayer(nn.Module):
         norm: str = "layer",
         sigma_reparam: bool = True,
         normformer_norms: bool = True,
+        *,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
+        self.activation_checkpointing = activation_checkpointing
         linear = SigmaReparam if sigma_reparam else Linear
         self.attention_layer = attention_layer
         self.norm1 = Normalization(norm, d_model)
@@ -181,6 +186,18 @@ class TransformerLayer(nn.Module):
         pos_idxs: Tensor | None = None,
     ) -> Tensor:
         """(B, L, d_model) -> (B, L, d_model)."""
+        if self.activation_checkpointing and key_cache is None:
+            return run_checkpointed(self._run, self_seq, None, None, None, pos_idxs)
+        return self._run(self_seq, key_cache, val_cache, cache_seqlens, pos_idxs)
+
+    def _run(
+        self,
+        self_seq: Tensor,
+        key_cache: Tensor | None,
+        val_cache: Tensor | None,
+        cache_seqlens: Tensor | None,
+        pos_idxs: Tensor | None,
+    ) -> Tensor:
         attended = self.attention_layer(
             self.norm1(self_seq),
             key_cache=key_cache,

@@ -1,0 +1,125 @@
+"""Updates of one agent on batches that are divided among micro-batches and processes; run by test_data_parallel.py.
+
+As a program, every process trains on its sequences of each batch and writes its weights: `joint_updates.py FOLDER
+MICRO_BATCHES`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amago.agent import Agent, Batch
+from amago.cli_utils import use_config
+from amago.distributed.processes import Processes, make_accelerator
+from amago.experiment.learner import Learner
+from amago.nets.specs import ActionSpec
+from amago.nets.traj_encoders import GRUTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.utils import get_constant_schedule_with_warmup
+
+UPDATES = 4
+LENGTHS = [9, 2, 5, 3, 9, 7]  # timesteps of the sequences of a batch
+# Micro-batches of each process, by number of processes and micro-batches: sequences of the whole batch.
+DIVISIONS: dict[tuple[int, int], list[list[list[int]]]] = {
+    (1, 1): [[[0, 1, 2, 3, 4, 5]]],
+    (1, 3): [[[0], [1, 2, 3], [4, 5]]],
+    (2, 1): [[[1, 3]], [[0, 2, 4, 5]]],
+    (2, 2): [[[1], [0, 2]], [[3], [4, 5]]],
+}
+
+
+class MaskedAgent(Agent):
+    """Trains the critics on transitions of positive reward only, whose share differs between sequences."""
+
+    def edit_critic_mask(self, batch: Batch, critic_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
+        return pad_mask & (batch.rews > 0)[..., None, None]
+
+
+def make_batch(update: int, rows: list[int]) -> Batch:
+    """The sequences `rows` of the batch of an update, padded to the longest of them."""
+    generator = torch.Generator().manual_seed(update)
+    count, steps = len(LENGTHS), max(LENGTHS)
+    observation = torch.randn(count, steps, 3, generator=generator) + torch.arange(count).view(-1, 1, 1)
+    rl2s = torch.randn(count, steps, 4, generator=generator)
+    rews = torch.randn(count, steps - 1, 1, generator=generator) + 0.3 * torch.arange(count).view(-1, 1, 1)
+    actions = torch.eye(3)[torch.randint(3, (count, steps - 1), generator=generator)]
+    longest = max(LENGTHS[row] for row in rows)
+    batch = Batch(
+        obs={"observation": observation[rows, :longest]},
+        rl2s=rl2s[rows, :longest],
+        rews=rews[rows, : longest - 1],
+        dones=torch.zeros(len(rows), longest - 1, 1, dtype=torch.bool),
+        actions=actions[rows, : longest - 1],
+        time_idxs=torch.arange(longest).view(1, -1, 1).expand(len(rows), -1, -1),
+        lengths=torch.tensor([LENGTHS[row] for row in rows]),
+    )
+    batch.flat_idxs = batch.real_transitions()
+    return batch
+
+
+def train(folder: Path, micro_batches: int, *, agent_type: type[Agent], statistics: bool) -> dict[str, Any]:
+    """Trains on this process's share of every batch.
+
+    Args:
+        folder: folder for batches that are not finite.
+        micro_batches: number of micro-batches in an update.
+        agent_type: class of the agent.
+        statistics: normalise by running statistics, which take micro-batches one after the other.
+    """
+    use_config(
+        {
+            "FFTstepEncoder.d_hidden": 8,
+            "FFTstepEncoder.d_output": 8,
+            "FFTstepEncoder.normalize_inputs": statistics,
+            "GRUTrajEncoder.d_hidden": 8,
+            "GRUTrajEncoder.d_output": 8,
+            "Actor.d_hidden": 8,
+            "NCritics.d_hidden": 8,
+        }
+    )
+    processes = Processes(make_accelerator())
+    torch.manual_seed(0)
+    agent = agent_type(
+        obs_space={"observation": (3,)},
+        rl2_space=(4,),
+        action_space=ActionSpec("discrete", (3,), None, None),
+        max_seq_len=16,
+        tstep_encoder_type=FFTstepEncoder,
+        traj_encoder_type=GRUTrajEncoder,
+        num_critics=2,
+        num_critics_td=2,
+        n_step=3,
+        popart=statistics,
+    )
+    optimizer = torch.optim.SGD(agent.trainable_params, lr=0.1)
+    learner = Learner(
+        processes.wrap(agent),
+        optimizer,
+        processes,
+        lr_schedule=get_constant_schedule_with_warmup(optimizer, 0),
+        grad_clip=1.0,
+        batches_per_update=micro_batches,
+        autocast=False,
+        compile_loss=False,
+        max_nonfinite=3,
+        bad_batch_dir=folder / "bad",
+    )
+    rows = DIVISIONS[processes.count, micro_batches][processes.rank]
+    metrics: dict[str, Any] = {}
+    for update in range(UPDATES):
+        for micro_batch in rows:
+            metrics = learner.train_batch(make_batch(update, micro_batch), log_step=True)
+    state = {name: tensor.detach().clone() for name, tensor in agent.state_dict().items()}
+    own = {name: float(value) for name, value in metrics.items()}
+    return {"state": state, "own metrics": own, "metrics": processes.mean_metrics(metrics)}
+
+
+if __name__ == "__main__":
+    output = Path(sys.argv[1])
+    agent_types = {"Agent": Agent, "MaskedAgent": MaskedAgent}
+    result = train(
+        output, int(sys.argv[2]), agent_type=agent_types[sys.argv[3]], statistics=sys.argv[4] == "True"
+    )
+    torch.save(result, output / f"result_{Processes(make_accelerator()).rank}.pt")
