@@ -19,7 +19,8 @@ class Counters:
 
     Attributes:
         epoch: Current epoch, from 0; after `learn()`, the number of completed epochs.
-        env_steps: Training timesteps collected by all actors of all processes.
+        env_steps: Training timesteps collected by all actors of all processes; in a run that does not collect, the
+            timesteps that other processes have written to its buffer.
         env_steps_by_name: The same for each environment name.
         gradient_steps: Optimizer steps, including skipped ones.
         skipped_updates: Optimizer steps that were skipped because of a non-finite loss or gradient.
@@ -67,7 +68,7 @@ class Callback:
         """Called after the updates of an epoch."""
 
     def on_metrics(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
-        """Called when metrics are logged; sections are train, val, test, train-update and dataset."""
+        """Called when metrics are logged; sections are train, val, test, train-update, dataset, learning, time."""
 
     def on_checkpoint(self, experiment: Experiment, epoch: int) -> None:
         """Called after the checkpoint of `epoch` has been written."""

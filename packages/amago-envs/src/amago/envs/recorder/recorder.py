@@ -246,8 +246,8 @@ class TrajectoryRecorder:
         self.refused_segments += 1
         if self.refused_segments == 1:
             warnings.warn(
-                f"a trajectory of environment {row} ({self._names[row]!r}) is not saved: {problem}. Correct what the "
-                "environment returns; further trajectories like it are only counted.",
+                f"a trajectory of environment {row} ({self._names[row]!r}) is not saved: {problem}. Correct what "
+                "the environment returns; further trajectories like it are only counted.",
                 stacklevel=2,
             )
 
@@ -321,8 +321,7 @@ class TrajectoryRecorder:
 
 
 def _nonfinite(segment: FrozenTraj) -> str | None:
-    """Names the first array of a segment with a number that is NaN or infinite, and its timestep; None if all are
-    finite."""
+    """Describes the first number of a segment that is NaN or infinite; None if all are finite."""
     arrays = {f"observation {key!r}": array for key, array in segment.obs.items() if array.dtype.kind == "f"}
     arrays |= {"the reward": segment.rl2s[:, :1], "the action": segment.rl2s[:, 1:]}
     for name, array in arrays.items():
