@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from wandb.proto import wandb_internal_pb2
 
+from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
@@ -330,3 +332,40 @@ def test_a_learner_counts_the_steps_of_its_collectors_once(
     lines = [line["axes"] for line in metrics_of(resumed) if line["section"] == "train-update"]
     assert {line["Epoch"]: line["total_frames"] for line in lines} == {0: 60, 1: 60, 2: 120, 3: 120}
     assert lines[-1]["total_frames-memory"] == 120
+
+
+class BrokenAtTheEnd(gym.Env[np.ndarray, int]):
+    """Episodes of six steps; the last observation of every second one is NaN."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.episode, self.time = self.episode + 1, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        broken = self.time == 6 and self.episode % 2 == 0
+        return np.full(2, np.nan if broken else 0.5, np.float32), 1.0, self.time == 6, False, {}
+
+
+def test_an_observation_that_is_not_finite_reaches_neither_buffer_nor_updates(
+    make_experiment: MakeExperiment,
+) -> None:
+    def make_env() -> AMAGOEnv:
+        return AMAGOEnv(BrokenAtTheEnd(), env_name="broken")
+
+    experiment = make_experiment(
+        make_train_env=make_env, make_val_env=make_env, train_timesteps_per_epoch=24, epochs=2
+    )
+    with pytest.warns(
+        UserWarning, match=r"'broken'\) is not saved: observation 'observation' is nan in step 6"
+    ):
+        train(experiment)
+    assert experiment.counters.gradient_steps == 8
+    assert experiment.counters.skipped_updates == 0
+    lines = [line["metrics"] for line in metrics_of(experiment) if line["section"] == "dataset"]
+    assert [line["Trajectories Refused (not finite)"] for line in lines] == [6, 12]
+    assert [line["Trajectory Files in FIFO"] for line in lines] == [6, 12]
