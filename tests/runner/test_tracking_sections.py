@@ -25,7 +25,6 @@ from wandb.proto import wandb_internal_pb2
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
 from amago.experiment import Experiment
-from amago.loading import DiskTrajDataset
 from amago.tracking import JsonlTracker, TensorboardTracker, WandbTracker
 from amago.tracking.time_breakdown import PARTS, TimeBreakdown
 from amago.tracking.wandb import require_wandb_login
@@ -314,24 +313,13 @@ def test_skipped_updates_are_logged_in_every_epoch_and_warned_of_in_every_sessio
     assert all(line["updates_per_second"] > 0 for line in lines)
 
 
-def test_a_learner_counts_the_steps_of_its_collectors_once(
-    make_experiment: MakeExperiment, fill: Any
-) -> None:
-    def learner(**changes: Any) -> Experiment:
-        return make_experiment(train_timesteps_per_epoch=0, val_interval=None, ckpt_interval=1, **changes)
-
-    dataset = DiskTrajDataset(learner().run_dir.parent, "buffer", 1000)
-    first = make_experiment(epochs=1, run_name="collector", ckpt_interval=None)
-    train(first)  # 60 steps of "memory"
-    assert train(learner(epochs=2)).counters.env_steps == 60
-    collected = list(dataset.fifo_folder.iterdir())
-    train(make_experiment(epochs=1, run_name="another", ckpt_interval=None, seed=8))
-    assert len(list(dataset.fifo_folder.iterdir())) > len(collected)
-    resumed = train(learner(epochs=4, resume=True))
-    assert resumed.counters.env_steps == 120
-    lines = [line["axes"] for line in metrics_of(resumed) if line["section"] == "train-update"]
-    assert {line["Epoch"]: line["total_frames"] for line in lines} == {0: 60, 1: 60, 2: 120, 3: 120}
-    assert lines[-1]["total_frames-memory"] == 120
+@pytest.mark.filterwarnings("ignore:continuing with the current weights")
+def test_the_time_of_a_collector_does_not_mix_with_that_of_its_run(make_experiment: MakeExperiment) -> None:
+    collector = make_experiment(
+        start_learning_at_epoch=math.inf, ckpt_interval=None, always_save_latest=False
+    )
+    sections = {line["section"] for line in metrics_of(train(collector))}
+    assert sections == {"train", "val", "dataset", "time-collector"}
 
 
 class BrokenAtTheEnd(gym.Env[np.ndarray, int]):
@@ -369,3 +357,22 @@ def test_an_observation_that_is_not_finite_reaches_neither_buffer_nor_updates(
     lines = [line["metrics"] for line in metrics_of(experiment) if line["section"] == "dataset"]
     assert [line["Trajectories Refused (not finite)"] for line in lines] == [6, 12]
     assert [line["Trajectory Files in FIFO"] for line in lines] == [6, 12]
+
+
+def test_the_command_line_writes_tensorboard_files(tmp_path: Path) -> None:
+    settings = ["--memory-size", "16", "--memory-layers", "1", "--actors", "4", "--batch-size", "4"]
+    budget = [
+        "--epochs",
+        "1",
+        "--timesteps-per-epoch",
+        "60",
+        "--batches-per-epoch",
+        "3",
+        "--eval-episodes",
+        "4",
+    ]
+    command = [sys.executable, "-m", "amago.cli", "train", "--tensorboard", "--run-dir", str(tmp_path)]
+    subprocess.run([*command, *settings, *budget], check=True, capture_output=True)
+    shown = points(tmp_path / "quickstart" / "tensorboard")
+    assert {"time/total", "learning/skipped_updates", "dataset/Size on Disk (MB)"} <= shown.keys()
+    assert any(tag.startswith("test/") for tag in shown)

@@ -19,8 +19,7 @@ class Counters:
 
     Attributes:
         epoch: Current epoch, from 0; after `learn()`, the number of completed epochs.
-        env_steps: Training timesteps collected by all actors of all processes; in a run that does not collect, the
-            timesteps that other processes have written to its buffer.
+        env_steps: Training timesteps collected by all actors of all processes.
         env_steps_by_name: The same for each environment name.
         gradient_steps: Optimizer steps, including skipped ones.
         skipped_updates: Optimizer steps that were skipped because of a non-finite loss or gradient.

@@ -338,6 +338,10 @@ class Experiment(ExperimentConfig):
             "steps_per_second": now.env_steps - before.env_steps,
             "updates_per_second": now.gradient_steps - before.gradient_steps,
         }
+        if not self._saves_policy():
+            # Collectors write to the metrics of the run that they collect for.
+            self.log(times, "time-collector")
+            return
         self.log(times, "time")
         self.log(
             {
@@ -543,14 +547,11 @@ class Experiment(ExperimentConfig):
         own = {"exploration": [], "recorder": None} if self.collector is None else self.collector.state_dict()
         all_processes = self.processes.gather(own)
         if self.processes.is_main:
-            dataset_state = self.dataset.state_dict()
-            if self.collector is None:
-                self._count_steps_in_buffer()  # of the files in this state; a resumed run counts later ones
             state = {
                 "seed": self.streams.seed,
                 "counters": asdict(self.counters),
                 "batches_seen": self._batches_seen,
-                "dataset": dataset_state,
+                "dataset": self.dataset.state_dict(),
                 "processes": all_processes,
                 "wandb_run_id": self.metric_logger.wandb_run_id,
             }
@@ -785,8 +786,6 @@ class Experiment(ExperimentConfig):
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
             self.times.lap("waiting")
-        if self.collector is None and self.processes.is_main:
-            self._count_steps_in_buffer()
         return True
 
     def _learn_epoch(self, epoch: int) -> None:
@@ -837,15 +836,6 @@ class Experiment(ExperimentConfig):
         for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
             for name, steps in steps_by_name.items():
                 totals[name] = totals.get(name, 0) + steps
-        self.counters.env_steps_by_name = totals
-
-    def _count_steps_in_buffer(self) -> None:
-        """Counts the timesteps that other processes have written to the buffer since the last call."""
-        assert self.dataset is not None
-        totals = dict(self.counters.env_steps_by_name)
-        for name, steps in self.dataset.count_new_transitions().items():
-            totals[name] = totals.get(name, 0) + steps
-            self.counters.env_steps += steps
         self.counters.env_steps_by_name = totals
 
     def _progress(self, section: str) -> Callable[[int], None]:

@@ -122,13 +122,6 @@ class RLDataset(Dataset[RLData], ABC):
         """
         return {}
 
-    def count_new_transitions(self) -> dict[str, int]:
-        """Transitions by environment name that were collected into this dataset and that no earlier call counted.
-
-        An experiment that does not collect counts environment steps by it.
-        """
-        return {}
-
     def delete(self) -> None:
         """Deletes stored data, if the dataset has any."""
         return

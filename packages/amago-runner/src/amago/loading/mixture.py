@@ -144,14 +144,6 @@ class MixtureOfDatasets(RLDataset):
             }
         return metrics | self.update_dset_weights(experiment.epoch)
 
-    def count_new_transitions(self) -> dict[str, int]:
-        """The sum over the members."""
-        totals: dict[str, int] = {}
-        for dataset in self.datasets:
-            for name, count in dataset.count_new_transitions().items():
-                totals[name] = totals.get(name, 0) + count
-        return totals
-
     def delete(self) -> None:
         """Deletes the data of all members."""
         for dataset in self.datasets:

@@ -6,7 +6,6 @@ the same way and never deleted. Files that cannot be used move to `buffer/quaran
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 from collections.abc import Sequence
@@ -102,7 +101,6 @@ class DiskTrajDataset(RLDataset):
         self.index = FileIndex(buffer)
         self._sampler = FileSampler(self.index, self.sampling_weights, cache_bytes)
         self._deletion = DeferredDeletion(self.fifo_folder, buffer / "on_hold", buffer / "aside")
-        self._counted: set[str] = set()  # files in fifo whose transitions were counted
         self.index.refresh()
         protected = len(self.index.protected)
         if dset_min_size > dset_max_size + protected:
@@ -197,19 +195,6 @@ class DiskTrajDataset(RLDataset):
             "Size on Disk (MB)": sum(file.size for file in self.index.files) / 1e6,
         }
 
-    def count_new_transitions(self) -> dict[str, int]:
-        """Transitions of the files in `fifo` that no earlier call counted, by environment name.
-
-        Considers the files of the last refresh. Files that cannot be read are left out.
-        """
-        totals: dict[str, int] = {}
-        for file in self.index.fifo:
-            if file.name not in self._counted:
-                with contextlib.suppress(*FILE_ERRORS):  # handled when the file is drawn
-                    totals[file.env_name] = totals.get(file.env_name, 0) + self._sampler.length(file)
-        self._counted = {file.name for file in self.index.fifo}
-        return totals
-
     def delete(self, delete_protected: bool = False) -> None:
         """Deletes all files of `fifo`, and with `delete_protected` those of `protected`.
 
@@ -278,7 +263,6 @@ class DiskTrajDataset(RLDataset):
             move_later_files_aside: move files written after the checkpoint to `buffer/aside`, so that the resumed
                 run is identical to one that was not interrupted. Not for buffers to which other processes write.
         """
-        self._counted = set(state["fifo"]["files"])
         if self.has_edit_rights is False:
             return
         self.index.refresh()

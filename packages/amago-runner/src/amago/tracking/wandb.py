@@ -116,6 +116,6 @@ def require_wandb_login() -> None:
     if "No module named 'wandb'" in reason:
         raise ImportError(_MISSING)
     raise RuntimeError(
-        f"Weights & Biases: {reason} Run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to log to a "
-        "folder that `wandb sync` uploads later."
+        f"Weights & Biases cannot be used: {reason.partition(': ')[2] or reason} Run `wandb login`, set "
+        "WANDB_API_KEY, or set WANDB_MODE=offline to log to a folder that `wandb sync` uploads later."
     )
