@@ -91,6 +91,9 @@ def train(
     wandb: Annotated[
         bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
+    ] = False,
     gin: Gin = None,
     set_: Set = None,
 ) -> None:
@@ -115,6 +118,7 @@ def train(
         resume="auto" if auto_resume else resume,
         overwrite=overwrite,
         log_to_wandb=wandb,
+        log_to_tensorboard=tensorboard,
         console=Console(),
     )
 

@@ -323,6 +323,7 @@ def build_experiment(
     resume: bool | str = False,
     overwrite: bool = False,
     log_to_wandb: bool = False,
+    log_to_tensorboard: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Experiment:
     """The Experiment of a plan, not started; its run is the folder, and gin has to be bound already.
@@ -347,6 +348,7 @@ def build_experiment(
         "make_train_env": plan.maker,
         "make_val_env": plan.maker,
         "log_to_wandb": log_to_wandb,
+        "log_to_tensorboard": log_to_tensorboard,
         "save_trajs_as": "traj",
         "resume": resume,
         "overwrite": overwrite,

@@ -49,6 +49,7 @@ def train_run(
     resume: bool | str,
     overwrite: bool,
     log_to_wandb: bool,
+    log_to_tensorboard: bool,
     console: Console,
 ) -> Summary:
     """Trains a run, then evaluates it, and writes and prints its summary.
@@ -60,6 +61,7 @@ def train_run(
         resume: continue the run in `folder`; "auto" does so if it has a checkpoint.
         overwrite: replace the run in `folder`.
         log_to_wandb: log to Weights & Biases as well.
+        log_to_tensorboard: write TensorBoard files as well.
 
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
@@ -80,10 +82,19 @@ def train_run(
         bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
         build_agent(plan)  # Fails before anything is written if a setting is wrong.
         experiment = build_experiment(
-            plan, folder, resume=resume, overwrite=overwrite, log_to_wandb=log_to_wandb
+            plan,
+            folder,
+            resume=resume,
+            overwrite=overwrite,
+            log_to_wandb=log_to_wandb,
+            log_to_tensorboard=log_to_tensorboard,
         )
         if not is_resumed:
             require_run_folder(folder)
+    try:
+        experiment.check_loggers()
+    except (ImportError, RuntimeError) as error:
+        raise UsageProblem(str(error), "--wandb" if log_to_wandb else "--tensorboard") from error
     with limited_threads(None if plan is None else plan.recipe.threads):
         summary = _learn_and_evaluate(experiment, console, plan)
     picture = folder / PICTURE_FILE

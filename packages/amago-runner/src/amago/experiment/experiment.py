@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +59,23 @@ from amago.experiment.run_folder import (
     is_to_be_continued,
     new_identity,
 )
-from amago.experiment.run_json import read_run, write_config_text, write_run
+from amago.experiment.run_json import installed_versions, read_run, write_config_text, write_run
 from amago.experiment.saved_policies import check_saved_optimizer, load_saved_policy, read_saved_policy
 from amago.experiment.schedule import is_due
 from amago.experiment.stop_signals import RunStopped, StopSignals
 from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
 from amago.loading import BatchLoader, DiskTrajDataset
 from amago.loading.replay_buffer import get_path_to_trajs
-from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
+from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, TimeBreakdown, WandbTracker
 from amago.tracking.jsonl import cut_metrics
-from amago.utils import amago_warning, get_constant_schedule_with_warmup, gin_as_wandb_config
+from amago.tracking.tensorboard import require_tensorboard
+from amago.tracking.wandb import require_wandb_login
+from amago.utils import (
+    amago_warning,
+    as_readable_json,
+    get_constant_schedule_with_warmup,
+    gin_as_wandb_config,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -121,6 +128,7 @@ class Experiment(ExperimentConfig):
         val_envs: The validation environments; a single one if the run only learns.
         train_dloader: The loader of training batches.
         counters: Progress of the run.
+        times: Stopwatch of the main process; logged in every epoch under `time/`.
         started: Whether `start()` has been called.
         run_id: Identity of the run, known from `start()` on; None in a collector that starts before its learner.
     """
@@ -142,6 +150,7 @@ class Experiment(ExperimentConfig):
         self.counters = Counters()
         self.started = False
         self.metric_logger = MetricLogger()
+        self.times = TimeBreakdown()
         self.run_id: str | None = None
         self._created = 0.0
         self._display = ProgressDisplay()
@@ -162,7 +171,8 @@ class Experiment(ExperimentConfig):
 
         Raises:
             ValueError, TypeError: an argument is invalid.
-            RuntimeError: the experiment was already started.
+            RuntimeError: the experiment was already started, or `log_to_wandb` is set and nobody is logged in.
+            ImportError: the package of a logger that is asked for is not installed.
             FileNotFoundError: `resume` is True and there is no checkpoint.
             FileExistsError: there is a run in the folder, and neither `resume` nor `overwrite` is set.
             RunInUseError: another process, or another Experiment of this one, writes the run's folder.
@@ -171,6 +181,7 @@ class Experiment(ExperimentConfig):
         if self.started:
             raise RuntimeError(f"the experiment {self.run_name!r} is already started")
         self.validate()
+        self.check_loggers()
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
         try:
@@ -332,7 +343,7 @@ class Experiment(ExperimentConfig):
         self.collector = None
         if self.train_envs is not None:
             recorder = make_training_recorder(self, self.train_envs, self.streams, self.processes)
-            self.collector = Collector(acting, self.train_envs, recorder, self.streams)
+            self.collector = Collector(acting, self.train_envs, recorder, self.streams, times=self.times)
             self._closing.callback(self.collector.close)
 
     def init_optimizer(self, policy: BaseAgent) -> Optimizer:
@@ -349,14 +360,29 @@ class Experiment(ExperimentConfig):
             keep_best=self.keep_best,
         )
 
+    def check_loggers(self) -> None:
+        """Checks, in the main process and before anything is written, that the loggers asked for can be used.
+
+        Raises:
+            ImportError: wandb or tensorboard is not installed.
+            RuntimeError: `log_to_wandb` is set and nobody is logged in.
+        """
+        if self.processes.is_main and self.log_to_wandb:
+            require_wandb_login()
+        if self.processes.is_main and self.log_to_tensorboard:
+            require_tensorboard()
+
     def init_logger(self) -> None:
         """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
         if not self.processes.is_main:
             return
-        self.metric_logger = MetricLogger([JsonlTracker(self.run_dir / METRICS_FILE)])
+        metrics_file = self.run_dir / METRICS_FILE
+        self.metric_logger = MetricLogger([JsonlTracker(metrics_file)])
         self._closing.callback(self.metric_logger.close)
         if self.log_to_tensorboard:
-            self.metric_logger.trackers.append(TensorboardTracker(self.run_dir / "tensorboard"))
+            self.metric_logger.trackers.append(
+                TensorboardTracker(self.run_dir / "tensorboard", history=metrics_file)
+            )
         if self.log_to_wandb:
             self.metric_logger.trackers.append(
                 WandbTracker(
@@ -364,11 +390,21 @@ class Experiment(ExperimentConfig):
                     entity=self.wandb_entity,
                     group=self.wandb_group_name,
                     name=self.run_name,
-                    config=gin_as_wandb_config(),
+                    config=self._wandb_config(),
                     log_dir=self.run_dir / "wandb_logs",
                     run_id=self._wandb_run_id,
                 )
             )
+
+    def _wandb_config(self) -> dict[str, Any]:
+        """gin settings as "Selector.parameter", arguments as "Experiment.argument", and versions of packages."""
+        arguments = {
+            f"Experiment.{field.name}": as_readable_json(getattr(self, field.name))
+            for field in fields(self)
+            if field.name not in ("callbacks", "resume")
+        }
+        seed = {"Experiment.seed": self.streams.seed}
+        return {**gin_as_wandb_config(), **arguments, **seed, "packages": installed_versions()}
 
     def learn(self) -> None:
         """Runs the remaining epochs.
@@ -388,6 +424,7 @@ class Experiment(ExperimentConfig):
         self._require_started("learn()")
         first_epoch = self.epoch
         self._wall_mark = time.perf_counter()
+        self.times.start()
         status, stopped = "finished", ""
         with StopSignals(self.stop_signals) as self._signals:
             try:
@@ -424,12 +461,15 @@ class Experiment(ExperimentConfig):
     def _run_epoch(self, epoch: int) -> None:
         """Runs what is left of an epoch: all of it, unless a signal stopped the run in the middle of it."""
         part = self._part
+        before = replace(self.counters)
         self._notify("on_epoch_start", epoch)
         if self.always_load_latest:
-            self.read_latest_policy()
+            with self.times.measure("checkpoint"):
+                self.read_latest_policy()
         if not part.evaluated and is_due(epoch, self.val_interval):
-            # A subclass may return nothing.
-            self._validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
+            with self.times.measure("evaluation"):
+                # A subclass may return nothing.
+                self._validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
         part.evaluated = True
         if not part.collected:
             if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > part.timesteps:
@@ -441,11 +481,13 @@ class Experiment(ExperimentConfig):
                 self._learn_epoch(epoch)
             else:
                 self._warn_of_no_data()
+        self._log_epoch(before)
         is_last = epoch + 1 >= self.epochs
-        if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
-            self.save_checkpoint()
-        if self.always_save_latest:
-            self.write_latest_policy()
+        with self.times.measure("checkpoint"):
+            if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
+                self.save_checkpoint()
+            if self.always_save_latest:
+                self.write_latest_policy()
         self._notify("on_epoch_end", epoch)
 
     def _save_unfinished_epoch(self) -> str:
@@ -501,6 +543,38 @@ class Experiment(ExperimentConfig):
         summary.save(self.run_dir)
         draw_learning_curve(self.run_dir)
         return summary
+
+    def _log_epoch(self, before: Counters) -> None:
+        """Logs the time breakdown, counters and rates of the epoch; `before` are the counters at its start.
+
+        Called before the epoch's checkpoint, so that a run resumed from that has them. The checkpoint's time is
+        therefore in the breakdown of the next epoch.
+        """
+        times, now = self.times.take(), self.counters
+        seconds = {
+            "steps_per_second": times["environments"] + times["policy"] + times["recording"],
+            "updates_per_second": times["loading"] + times["update"],
+        }
+        if not self.collects:  # other processes collect all the time
+            seconds["steps_per_second"] = times["total"]
+        done = {
+            "steps_per_second": now.env_steps - before.env_steps,
+            "updates_per_second": now.gradient_steps - before.gradient_steps,
+        }
+        if not self._saves_policy():
+            # Collectors write to the metrics of the run that they collect for.
+            self.log(times, "time-collector")
+            return
+        self.log(times, "time")
+        self.log(
+            {
+                "env_steps": now.env_steps,
+                "gradient_steps": now.gradient_steps,
+                "skipped_updates": now.skipped_updates,
+                **{name: count / max(seconds[name], 1e-9) for name, count in done.items()},
+            },
+            "learning",
+        )
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -917,16 +991,22 @@ class Experiment(ExperimentConfig):
     def _end_collection(self) -> None:
         """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
-        self.processes.wait()
-        metrics = self.dataset.on_end_of_collection(self)
+        with self.times.measure("waiting"):
+            self.processes.wait()
+        metrics = dict(self.dataset.on_end_of_collection(self))
+        if self.collector is not None:
+            refused = self.processes.gather(self.collector.refused_segments)
+            metrics["Trajectories Refused (not finite)"] = float(sum(refused))
         if metrics:
             self.log(metrics, "dataset")
-        self.processes.wait()
+        with self.times.measure("waiting"):
+            self.processes.wait()
 
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
         began = time.monotonic()
+        self.times.lap("other")
         while not self.processes.share(self.dataset.ready_for_training):
             if self.collects:
                 return False
@@ -939,6 +1019,7 @@ class Experiment(ExperimentConfig):
                 )
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
+            self.times.lap("waiting")
         return True
 
     def _warn_of_no_data(self) -> None:
@@ -980,21 +1061,26 @@ class Experiment(ExperimentConfig):
         done = self._part.batches
         self._notify("on_learning_start", self.train_batches_per_epoch - done)
         self.policy.train()
+        self.times.lap("other")
         with self.streams.learning(self._stream_key):
             for batch in itertools.islice(self.train_dloader.epoch(epoch), done, None):
+                self.times.lap("loading")
                 log_step = self._batches_seen % self.log_interval == 0
                 updates_before = self.learner.gradient_steps
                 metrics = self.train_step(batch, log_step)
+                self.times.lap("update")
                 self._batches_seen += 1
                 if log_step:
                     self.log(self.processes.mean_metrics(metrics), "train-update")
                 self._part.batches += 1
                 updated = self.learner.gradient_steps > updates_before
                 self._notify("on_batch", updated)
+                self.times.lap("other")
                 often = self.processes.count == 1 or self.learner.gradient_steps % _UPDATES_PER_AGREEMENT == 0
                 if updated and often:
                     self._end_if_stopped()
             self.learner.finish()
+            self.times.lap("update")
         self._copy_learner_counters()
         self._notify("on_learning_end")
 
