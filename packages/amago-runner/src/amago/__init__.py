@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from amago.envs.exploration import list_registered_explorations as list_registered_explorations
     from amago.envs.exploration import register_exploration as register_exploration
     from amago.experiment import Experiment as Experiment
+    from amago.policy import Policy as Policy
     from amago.nets.traj_encoders import TrajEncoder as TrajEncoder
     from amago.nets.traj_encoders import get_traj_encoder_cls as get_traj_encoder_cls
     from amago.nets.traj_encoders import list_registered_traj_encoders as list_registered_traj_encoders
@@ -64,6 +65,7 @@ _EXPORTS = {
         "list_registered_tstep_encoders",
         "register_tstep_encoder",
     ),
+    "amago.policy": ("Policy",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -135,7 +135,8 @@ class Experiment(ExperimentConfig):
             self.started = False
             raise
         if self.processes.is_main and self._saves_policy():
-            write_run(self, seed=self.streams.seed, env=self)
+            self.val_envs.call_async("spaces_as_json")
+            write_run(self, seed=self.streams.seed, env=self, spaces=self.val_envs.call_wait()[0])
             write_config_text(self)
         self._notify("on_start")
 
