@@ -50,7 +50,7 @@ def space_as_json(space: Space) -> dict[str, Any]:
         sizes = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
         return {"multidiscrete": {**sizes, "dtype": str(space.dtype)}}
     if isinstance(space, gym.spaces.MultiBinary):
-        return {"multibinary": {"shape": list(space.shape)}}
+        return {"multibinary": {"n": space.n if isinstance(space.n, int) else list(space.shape)}}
     if isinstance(space, gym.spaces.Text):
         return {"text": {"max_length": int(space.max_length), "charset": "".join(sorted(space.character_set))}}
     tokenizer = tokenizer_for(space)
@@ -87,7 +87,7 @@ _READERS: dict[str, Callable[[Any], Space]] = {
     "multidiscrete": lambda content: gym.spaces.MultiDiscrete(
         content["nvec"], dtype=np.dtype(content["dtype"]).type, start=content["start"]
     ),
-    "multibinary": lambda content: gym.spaces.MultiBinary(content["shape"]),
+    "multibinary": lambda content: gym.spaces.MultiBinary(content["n"]),
     "text": lambda content: gym.spaces.Text(content["max_length"], charset=content["charset"]),
     "words": lambda content: WordSpace(content["vocabulary"], content["length"]),
 }
@@ -95,10 +95,9 @@ _READERS: dict[str, Callable[[Any], Space]] = {
 
 def _numbers(bounds: Array) -> Any:
     """Bounds as one number if all are equal, else as nested lists; infinite ones as strings, for JSON."""
-    values = bounds.reshape(-1)[:1] if (bounds == bounds.flat[0]).all() else bounds
-    if not np.isfinite(values).all():
-        values = np.array([x if math.isfinite(x) else str(x) for x in values.flat], object).reshape(values.shape)
-    return values.tolist()[0] if values.shape == (1,) and bounds.shape != (1,) else values.tolist()
+    numbers = bounds.reshape(-1).tolist()
+    values = np.array([x if math.isfinite(x) else str(x) for x in numbers], object)
+    return values[0] if (bounds == numbers[0]).all() else values.reshape(bounds.shape).tolist()
 
 
 def _array(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
