@@ -19,7 +19,7 @@ those of gymnasium's vector environments with `autoreset_mode=AutoresetMode.SAME
 observation of the next episode together with `done`. In gymnasium's default mode NEXT_STEP, that observation
 comes one step later, so pass the dones of the step before.
 
-**Without amago.** `amago-run export RUN policy.pt2` (`export_policy`) writes a program of `torch.export` that needs
+**Without amago.** `amago-run export RUN policy.pt2` (`Policy.export`) writes a program of `torch.export` that needs
 nothing but torch, and policy.json beside it, with the names, shapes and dtypes of its inputs:
 
     import json, torch
@@ -237,6 +237,12 @@ class Policy:
                 **inputs, hidden_state=streams.hidden_state, sample=sample
             )
         return streams.take(chosen.squeeze(1).cpu().numpy())
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the policy as a program of `torch.export` and returns its JSON file, see `export_policy`."""
+        from amago.policy_export import export_policy
+
+        return export_policy(self, path)
 
 
 class _Streams:
