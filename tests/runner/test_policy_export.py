@@ -20,6 +20,8 @@ from amago.policy import Policy
 from amago.policy_export import export_policy
 
 STEPS = 50
+SLOW = pytest.mark.slow
+MORE = ("choices-transformer", "pixels-gru")
 
 
 def streams_of(policy: Policy, rows: int) -> list[tuple[Any, np.ndarray, np.ndarray]]:
@@ -81,7 +83,7 @@ def as_single(obs: Any) -> Any:
     return tuple(as_single(part) for part in obs) if isinstance(obs, tuple) else obs[0]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW if n in MORE else ()) for n in RUNS])
 def test_the_program_acts_as_the_policy_for_any_number_of_rows(
     name: str, make_experiment: Made, tmp_path: Path
 ) -> None:
@@ -91,6 +93,7 @@ def test_the_program_acts_as_the_policy_for_any_number_of_rows(
     assert_acts_alike(policy, tmp_path / "policy.pt2", 1, 2, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("traj_encoder", "settings"),
     [

@@ -112,7 +112,8 @@ class _Step(nn.Module):
     def forward(self, obs: dict[str, Tensor], reward: Tensor, done: Tensor, state: State) -> Any:
         time_idx, prev_action, *hidden = state
         time_idx = time_idx.masked_fill(done, 0)
-        rl2 = torch.cat((reward.unsqueeze(-1), prev_action), -1).masked_fill(done.unsqueeze(-1), 0.0)
+        is_first = (time_idx == 0).unsqueeze(-1)
+        rl2 = torch.cat((reward.unsqueeze(-1), prev_action), -1).masked_fill(is_first, 0.0)
         # Copies: acting may write into the hidden state.
         hidden_state = self._reset(self.layout.join([leaf.clone() for leaf in hidden]), done)
         chosen, hidden_state = self.agent.get_actions(
@@ -122,8 +123,7 @@ class _Step(nn.Module):
             hidden_state=hidden_state,
             sample=False,
         )
-        chosen = chosen.squeeze(1)
-        action, representation = self._action(chosen)
+        action, representation = self._action(chosen.squeeze(1))
         return action, [time_idx + 1, representation, *self.layout.split(hidden_state)]
 
     def _reset(self, hidden_state: Any, done: Tensor) -> Any:

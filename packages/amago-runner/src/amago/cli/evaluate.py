@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
 from amago.cli.build import bind_gin, limited_threads
-from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
+from amago.cli.environments import EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
 from amago.cli.plots import draw_runs, read_figures
-from amago.cli.report import Summary, comparison_table, show_evaluation
+from amago.cli.report import (
+    Summary,
+    comparison_table,
+    format_return,
+    mean_return,
+    show_evaluation,
+    success_by_attempt,
+)
 from amago.cli.run_folders import recorded_recipe
+from amago.cli.video import check_video_path, film_episodes
+from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
-from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
+from amago.policy import find_weights
+
+_EPISODES = 20  # of a run from Python, unless asked for another number
 
 
 @contextmanager
@@ -34,9 +45,9 @@ def rebuilt_experiment(
         gin_files, assignments: settings on top of the run's.
         changes: arguments of the Experiment that replace the run's.
     """
-    recipe, record = recorded_recipe(folder), read_run(folder)
+    record = read_run(folder)
     bind_gin(record, gin_files, assignments)
-    maker = maker_of(recipe)
+    maker = recorded_maker(folder)
     with TemporaryDirectory(prefix="amago-run-") as scratch:
         arguments = record.experiment_arguments(
             make_train_env=maker,
@@ -56,12 +67,29 @@ def rebuilt_experiment(
             experiment.close()
 
 
+def recorded_maker(folder: Path) -> Callable[[], AMAGOEnv]:
+    """The function that makes the run's environments; of a run from Python its `make_val_env`.
+
+    Raises:
+        UsageProblem: run.json does not name it.
+    """
+    record = read_run(folder)
+    if "recipe" in (record.environment or {}):
+        return maker_of(recorded_recipe(folder))
+    try:
+        maker: Any = record.argument("make_val_env")
+    except ValueError as error:
+        remedy = "define it at the top level of a module other than the script, or act by amago.Policy."
+        raise UsageProblem(f"{folder}: {error}: {remedy}", "RUN") from error
+    return maker if callable(maker) else cast("Callable[[], AMAGOEnv]", maker[0])
+
+
 def evaluate_fresh_episodes(
-    experiment: Experiment, maker: EnvMaker, facts: EnvFacts, episodes: int
+    experiment: Experiment, maker: Callable[[], AMAGOEnv], longest_episode: int, episodes: int
 ) -> dict[str, float]:
     """Metrics of `episodes` episodes without exploration, the same number from every actor."""
     rounds = math.ceil(episodes / experiment.parallel_actors)
-    metrics = experiment.evaluate_test(maker, timesteps=rounds * facts.evaluation_steps, episodes=episodes)
+    metrics = experiment.evaluate_test(maker, timesteps=rounds * longest_episode, episodes=episodes)
     return dict(metrics)
 
 
@@ -74,6 +102,8 @@ def evaluate_run(
     gin_files: Sequence[Path],
     assignments: Sequence[str],
     console: Console,
+    video: Path | None = None,
+    video_episodes: int = 2,
 ) -> dict[str, float]:
     """Evaluates the run in `folder`; prints and returns the metrics.
 
@@ -83,36 +113,48 @@ def evaluate_run(
         checkpoint: "latest" or the number of an epoch that has a checkpoint.
         gin_files, assignments: settings on top of the run's.
 
+        video: the .gif or .mp4 to which episodes are written; None for no video.
+        video_episodes: number of episodes in it; they are played in addition.
+
     Raises:
-        UsageProblem: the checkpoint does not exist, or a setting is unknown.
+        UsageProblem: the checkpoint does not exist, a setting is unknown, or there can be no video.
     """
-    recipe = recorded_recipe(folder)
-    maker = maker_of(recipe)
-    facts = inspect_environment(maker)
-    episodes = recipe.eval_episodes if episodes is None else episodes
+    if video is not None:
+        check_video_path(video)
     weights = _find_weights(folder, checkpoint)
+    maker = recorded_maker(folder)
+    from_command_line = isinstance(maker, EnvMaker)
+    recipe = recorded_recipe(folder) if from_command_line else None
+    if episodes is None:
+        episodes = _EPISODES if recipe is None else recipe.eval_episodes
     changes = {} if seed is None else {"seed": seed}
     with (
-        limited_threads(recipe.threads),
+        limited_threads(None if recipe is None else recipe.threads),
         rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment,
     ):
+        longest = experiment.val_timesteps_per_epoch
+        if isinstance(maker, EnvMaker):
+            longest = inspect_environment(maker).evaluation_steps
         experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
-        metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)
-    show_evaluation(console, f"{folder.name}: {recipe.env}, checkpoint {checkpoint}", metrics, episodes)
+        metrics = evaluate_fresh_episodes(experiment, maker, longest, episodes)
+        name = folder.name if recipe is None else f"{folder.name}: {recipe.env}"
+        show_evaluation(console, f"{name}, checkpoint {checkpoint}", metrics, episodes)
+        if video is not None:
+            filmed = film_episodes(experiment, maker, video_episodes, video)
+            rates = " ".join(f"{rate:.0%}" for rate in success_by_attempt(filmed))
+            console.print(
+                f"Video  {video}: {video_episodes} episodes, mean return {format_return(mean_return(filmed))}"
+                + (f", success by attempt {rates}" if rates else "")
+            )
     return metrics
 
 
 def _find_weights(folder: Path, checkpoint: str) -> Path:
     """The policy weights of "latest" or of an epoch."""
-    checkpoints = Checkpointer(folder, folder.name)
-    if checkpoint != "latest" and not checkpoint.isdecimal():
-        raise UsageProblem(f"{checkpoint!r} is neither 'latest' nor the number of an epoch.", "--checkpoint")
-    latest = checkpoint == "latest"
-    path = checkpoints.latest_policy if latest else checkpoints.policy_weights(int(checkpoint))
-    if not path.is_file():
-        epochs = ", ".join(map(str, checkpoints.epochs())) or "none"
-        raise UsageProblem(f"there is no file {path}; epochs with a checkpoint: {epochs}.", "--checkpoint")
-    return path
+    try:
+        return find_weights(folder, checkpoint)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageProblem(f"{error}.", "--checkpoint") from error
 
 
 def compare_runs(

@@ -96,6 +96,12 @@ class RunRecord:
             raise ValueError(f"run.json lacks gin bindings, bind them with use_config: {_listed(missing)}")
         bind(self.gin)
 
+    def argument(self, name: str) -> Any:
+        """One recorded argument of the Experiment; raises ValueError if it could not be saved."""
+        if (why := self.unwritable.get(f"arguments.{name}")) is not None:
+            raise ValueError(f"run.json lacks {name}: {why}")
+        return _decode_argument(self.arguments[name])
+
     def build_agent(self) -> BaseAgent:
         """The run's agent with new weights, built without its environments; leaves gin's bindings as they are.
 
