@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import matplotlib
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from amago.cli.environments import EnvMaker
 from amago.cli.options import UsageProblem
@@ -29,6 +30,7 @@ from amago.hindsight import atomic_file
 Frame = npt.NDArray[np.uint8]  # (H, W, 3)
 SUFFIXES = (".gif", ".mp4")
 _DEFAULT_FPS = 10
+_MARGIN = 16  # pixels around text
 _MACRO_BLOCK = 2  # sides of H.264 videos are even
 
 
@@ -139,11 +141,12 @@ def as_frame(rendered: Any, env_name: str) -> Frame:
 
 
 def _drawn(text: str) -> Frame:
-    """Text in white on black."""
+    """Text in white on black, with letters of equal width."""
+    font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf", 32)
     blank = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    _, _, width, height = blank.multiline_textbbox((0, 0), text, font_size=20)
-    image = Image.new("RGB", (int(width) + 24, int(height) + 24))
-    ImageDraw.Draw(image).multiline_text((12, 12), text, font_size=20)
+    _, _, width, height = blank.multiline_textbbox((0, 0), text, font)
+    image = Image.new("RGB", (int(width) + 2 * _MARGIN, int(height) + 2 * _MARGIN))
+    ImageDraw.Draw(image).multiline_text((_MARGIN, _MARGIN), text, font=font)
     return np.asarray(image)
 
 

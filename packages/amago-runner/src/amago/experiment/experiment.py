@@ -180,17 +180,21 @@ class Experiment(ExperimentConfig):
             self._closing.callback(self.train_envs.close)
             require_same_spaces(self.train_envs, self.val_envs)
 
+    def init_agent(self) -> BaseAgent:
+        """Creates the agent; an override may load weights into it and freeze networks, see `amago.finetuning`."""
+        return self.agent_type(
+            obs_space=self.observation_space,
+            rl2_space=self.rl2_space,
+            action_space=self.action_space,
+            max_seq_len=self.max_seq_len,
+            tstep_encoder_type=self.tstep_encoder_type,
+            traj_encoder_type=self.traj_encoder_type,
+        )
+
     def init_model(self) -> None:
         """Creates the agent, its optimizer and the learning-rate schedule."""
         with self.streams.initializing():
-            agent = self.agent_type(
-                obs_space=self.observation_space,
-                rl2_space=self.rl2_space,
-                action_space=self.action_space,
-                max_seq_len=self.max_seq_len,
-                tstep_encoder_type=self.tstep_encoder_type,
-                traj_encoder_type=self.traj_encoder_type,
-            )
+            agent = self.init_agent()
         self.policy_aclr = self.processes.wrap(agent.to(self.DEVICE))
         self.optimizer = self.init_optimizer(self.policy)
         self.lr_schedule = get_constant_schedule_with_warmup(self.optimizer, self.lr_warmup_steps)
