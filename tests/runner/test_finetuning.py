@@ -126,7 +126,13 @@ def finetuning(make_experiment: Made) -> Callable[..., FineTuning]:
     teacher = trained(make_experiment)
 
     def make(folder: str, **changes: Any) -> FineTuning:
-        arguments = {"traj_encoder_type": GRUTrajEncoder, "seed": 5, "lr_warmup_steps": 2, "epochs": 4, **changes}
+        arguments = {
+            "traj_encoder_type": GRUTrajEncoder,
+            "seed": 5,
+            "lr_warmup_steps": 2,
+            "epochs": 4,
+            **changes,
+        }
         experiment = make_experiment(folder, cls=FineTuning, callbacks=[LinearDecay(16, 0.25)], **arguments)
         assert isinstance(experiment, FineTuning)
         experiment.teacher = teacher.run_dir
@@ -177,7 +183,9 @@ def test_a_frozen_actor_is_what_its_target_approaches(finetuning: Callable[..., 
         assert torch.equal(agent.critics.state_dict()[name], online[name])
 
 
-def test_each_network_has_its_rate_and_schedules_scale_them_all(finetuning: Callable[..., FineTuning]) -> None:
+def test_each_network_has_its_rate_and_schedules_scale_them_all(
+    finetuning: Callable[..., FineTuning],
+) -> None:
     experiment = finetuning("student", learning_rate=1e-3)
     experiment.start()
     factors = []
@@ -223,7 +231,9 @@ def test_wrong_rates_are_named(rates: dict[str, float], message: str, make_exper
 
 
 def test_the_longest_name_counts(make_experiment: Made) -> None:
-    groups = parameter_groups(new_agent(make_experiment), 1e-3, {"traj_encoder": 1e-4, "traj_encoder.rnn": 1e-5})
+    groups = parameter_groups(
+        new_agent(make_experiment), 1e-3, {"traj_encoder": 1e-4, "traj_encoder.rnn": 1e-5}
+    )
     assert [(group["name"], group["lr"]) for group in groups] == [
         *(("other", 1e-3), ("traj_encoder", 1e-4), ("traj_encoder.rnn", 1e-5))
     ]

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tests.runner.test_policy import RUNS, Made, as_batch, trained
+from tests.runner.policy_runs import RUNS, Made, as_batch, trained
 from torch import Tensor, nn
 
 from amago.envs.observations import ObservationMapper
@@ -170,7 +170,9 @@ def test_what_cannot_be_exported_says_why(make_experiment: Made, tmp_path: Path)
     experiment: Experiment = trained(make_experiment, "discrete-ff")
     experiment.policy.traj_encoder.out_norm = Branches()
     policy = Policy(experiment.policy, gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(5))
-    with pytest.raises(ValueError, match="Agent cannot be exported: a module branches on the values of tensors"):
+    with pytest.raises(
+        ValueError, match="Agent cannot be exported: a module branches on the values of tensors"
+    ):
         policy.export(tmp_path / "policy.pt2")
     with pytest.raises(ValueError, match=r"must end with '.pt2'"):
         policy.export(tmp_path / "policy.onnx")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from amago.envs.exploration import list_registered_explorations as list_registered_explorations
     from amago.envs.exploration import register_exploration as register_exploration
     from amago.experiment import Experiment as Experiment
-    from amago.policy import Policy as Policy
     from amago.nets.traj_encoders import TrajEncoder as TrajEncoder
     from amago.nets.traj_encoders import get_traj_encoder_cls as get_traj_encoder_cls
     from amago.nets.traj_encoders import list_registered_traj_encoders as list_registered_traj_encoders
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from amago.nets.tstep_encoders import get_tstep_encoder_cls as get_tstep_encoder_cls
     from amago.nets.tstep_encoders import list_registered_tstep_encoders as list_registered_tstep_encoders
     from amago.nets.tstep_encoders import register_tstep_encoder as register_tstep_encoder
+    from amago.policy import Policy as Policy
 
 __path__ = pkgutil.extend_path(__path__, __name__)
 

@@ -1,6 +1,6 @@
 """Fine-tuning: parts of a trained policy as the start of a new run, frozen networks, and rates of single networks.
 
-Two methods of `Experiment` are overridden for it. What a checkpoint holds wins, so the same script resumes the run.
+Override two methods of `Experiment`. What a checkpoint holds wins, so the same script resumes the run.
 
     class FineTuning(Experiment):
         def init_agent(self):
@@ -114,8 +114,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The trainable parameters in groups with their own learning rates, for an optimizer of torch.
 
-    Schedules such as warm-up and `LinearDecay` scale the rate of every group alike. A checkpoint holds the groups, so a
-    resumed run needs the same ones.
+    Schedules such as warm-up and `LinearDecay` scale the rate of every group alike. A checkpoint holds the groups,
+    so a resumed run needs the same ones.
 
     Args:
         agent: the agent; its frozen parameters are in no group.
@@ -128,7 +128,9 @@ def parameter_groups(
     for name, rate in rates.items():
         _network(agent, name)
         if not 0.0 < rate < float("inf"):
-            raise ValueError(f"rates[{name!r}] is {rate}, must be positive and finite; freeze what is not to learn")
+            raise ValueError(
+                f"rates[{name!r}] is {rate}, must be positive and finite; freeze what is not to learn"
+            )
     trained = {id(parameter) for parameter in agent.trainable_params}
     members: dict[str, list[torch.nn.Parameter]] = {"": [], **{name: [] for name in rates}}
     for path, parameter in agent.named_parameters():
@@ -136,7 +138,9 @@ def parameter_groups(
             owner = max((name for name in rates if _is_in(path, [name])), key=len, default="")
             members[owner].append(parameter)
     if empty := [name for name in rates if not members[name]]:
-        raise ValueError(f"rates names {empty}, which have no parameters to train: are they frozen, or targets?")
+        raise ValueError(
+            f"rates names {empty}, which have no parameters to train: are they frozen, or targets?"
+        )
     return [
         {"params": parameters, "lr": rates.get(name, learning_rate), "name": name or "other"}
         for name, parameters in members.items()

@@ -19,8 +19,8 @@ those of gymnasium's vector environments with `autoreset_mode=AutoresetMode.SAME
 observation of the next episode together with `done`. In gymnasium's default mode NEXT_STEP, that observation
 comes one step later, so pass the dones of the step before.
 
-**Without amago.** `amago-run export RUN policy.pt2` (`Policy.export`) writes a program of `torch.export` that needs
-nothing but torch, and policy.json beside it, with the names, shapes and dtypes of its inputs:
+**Without amago.** `amago-run export RUN policy.pt2` (`Policy.export`) writes a program of `torch.export` that
+needs nothing but torch, and policy.json beside it, with the names, shapes and dtypes of its inputs:
 
     import json, torch
     about = json.load(open("policy.json"))
@@ -275,7 +275,9 @@ class _Streams:
         """`value`, one number per row, as an array (B,)."""
         array = np.asarray(value, dtype)
         if array.size != self.rows:
-            raise ValueError(f"{name} has shape {array.shape}, must be one number for each of {self.rows} row(s)")
+            raise ValueError(
+                f"{name} has shape {array.shape}, must be one number for each of {self.rows} row(s)"
+            )
         return array.reshape(self.rows)
 
     def set_rewards(self, reward: Any) -> None:
@@ -318,11 +320,12 @@ class _Streams:
 def _first_leaf(space: gym.spaces.Space[Any], obs: Any) -> tuple[gym.spaces.Space[Any], Any]:
     """A space without parts in `space`, and its value in `obs`."""
     while isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
-        key = next(iter(space.spaces)) if isinstance(space, gym.spaces.Dict) else 0
+        key: Any = next(iter(space.spaces)) if isinstance(space, gym.spaces.Dict) else 0
         try:
-            space, obs = space[key], obs[key]
+            obs = obs[key]
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"obs has no {key!r}; it must be in {space}") from error
+        space = space.spaces[key]
     return space, obs
 
 
@@ -333,7 +336,9 @@ def _leading_rows(space: gym.spaces.Space[Any], obs: Any) -> int | None:
         return None if isinstance(value, str) else len(value)
     shape, axes = np.shape(value), len(leaf.shape or ())
     if len(shape) not in (axes, axes + 1) or (len(shape) > axes and shape[0] < 1):
-        raise ValueError(f"obs has an array of shape {shape}, and its space says {leaf.shape}, or (B, ...) of these")
+        raise ValueError(
+            f"obs has an array of shape {shape}, and its space says {leaf.shape}, or (B, ...) of these"
+        )
     return None if len(shape) == axes else int(shape[0])
 
 
@@ -348,4 +353,3 @@ def _first_row(space: gym.spaces.Space[Any], obs: Any) -> Any:
 
 def _batch_text(rows: int | None) -> str:
     return "a single observation" if rows is None else f"a batch of {rows}"
-

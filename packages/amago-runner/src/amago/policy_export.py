@@ -95,6 +95,11 @@ def _cache_of(like: Cache, data: Tensor) -> Cache:
 class _Step(nn.Module):
     """One timestep of a policy as a function of tensors."""
 
+    start: Tensor
+    low: Tensor
+    high: Tensor
+    half_range: Tensor
+
     def __init__(self, agent: BaseAgent, action_space: gym.spaces.Space[Any], layout: _HiddenLayout) -> None:
         super().__init__()
         self.agent = agent
@@ -158,7 +163,7 @@ class _Step(nn.Module):
         if np.dtype(space.dtype).kind in "iu":
             scaled = scaled.round()
         scaled = torch.minimum(scaled, self.high).to(_torch_dtype(space.dtype))
-        return scaled.reshape(-1, *space.shape), chosen.float()
+        return scaled.reshape(-1, *(space.shape or ())), chosen.float()
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
@@ -168,7 +173,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 @contextmanager
 def _plain_operations() -> Iterator[None]:
     """Kernels in plain torch, and distributions without checks, which depend on values."""
-    validates = Distribution._validate_args  # type: ignore[attr-defined]
+    validates = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
         with use_backend("eager"), torch.no_grad(), warnings.catch_warnings():
@@ -200,7 +205,9 @@ def export_policy(policy: Policy, path: str | os.PathLike[str]) -> Path:
     agent = _acting_part(policy.agent)
     arrays = ObservationMapper(policy.observation_space, batched_envs=1).space
     obs = {
-        key: torch.zeros((_EXAMPLE_ROWS, *box.shape), dtype=_torch_dtype(box.dtype), device=policy.device)
+        key: torch.zeros(
+            (_EXAMPLE_ROWS, *(box.shape or ())), dtype=_torch_dtype(box.dtype), device=policy.device
+        )
         for key, box in arrays.spaces.items()
     }
     reward = torch.zeros(_EXAMPLE_ROWS, device=policy.device)
@@ -220,7 +227,9 @@ def export_policy(policy: Policy, path: str | os.PathLike[str]) -> Path:
             "state": [{axis: rows} for axis in axes],
         }
         try:
-            program = torch.export.export(step, (obs, reward, done, state), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                step, (obs, reward, done, state), dynamic_shapes=shapes, strict=False
+            )
         except Exception as error:  # torch raises many kinds
             raise ValueError(
                 f"{type(agent).__name__} cannot be exported: a module branches on the values of tensors or on the "
@@ -239,7 +248,9 @@ def export_policy(policy: Policy, path: str | os.PathLike[str]) -> Path:
         "done": _described(done, 0),
         "state": [
             {"name": name, **_described(tensor, axis)}
-            for name, tensor, axis in zip(["time_idx", "prev_action", *hidden_names], state, axes, strict=True)
+            for name, tensor, axis in zip(
+                ["time_idx", "prev_action", *hidden_names], state, axes, strict=True
+            )
         ],
         "action": _described(action, 0),
         "observation_space": space_as_json(policy.observation_space),

@@ -52,7 +52,9 @@ def space_as_json(space: Space) -> dict[str, Any]:
     if isinstance(space, gym.spaces.MultiBinary):
         return {"multibinary": {"n": space.n if isinstance(space.n, int) else list(space.shape)}}
     if isinstance(space, gym.spaces.Text):
-        return {"text": {"max_length": int(space.max_length), "charset": "".join(sorted(space.character_set))}}
+        return {
+            "text": {"max_length": int(space.max_length), "charset": "".join(sorted(space.character_set))}
+        }
     tokenizer = tokenizer_for(space)
     if tokenizer is None:
         raise TypeError(f"the space {space!r} cannot be written as JSON")
@@ -105,4 +107,5 @@ def _array(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     numbers: Array = np.array(values, object)
     if dtype.kind == "f":
         numbers = numbers.astype(np.float64)  # reads "inf"
-    return np.broadcast_to(numbers.astype(dtype), shape).copy()
+    filled: Array = np.broadcast_to(numbers.astype(dtype), shape).copy()
+    return filled

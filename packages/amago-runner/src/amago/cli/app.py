@@ -168,7 +168,9 @@ def evaluate(
     video: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The video: a .gif, or an .mp4.", show_default="RUN/episodes.gif, with --render"
+            metavar="FILE",
+            help="The video: a .gif, or an .mp4.",
+            show_default="RUN/episodes.gif, with --render",
         ),
     ] = None,
     video_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes in the video.")] = 2,
@@ -211,7 +213,7 @@ def export(
 
     The file OUT.json beside it holds the names, shapes and dtypes of its inputs
     and outputs: observations, reward, done, the state, and the action in the
-    units of the environment. Help on amago.policy shows how to run it.
+    units of the environment. docs/using-policies.md shows how to run it.
     """
     from amago.cli.export import export_run
 

@@ -135,7 +135,8 @@ def as_frame(rendered: Any, env_name: str) -> Frame:
     image = np.asarray(rendered)
     if image.ndim != 3 or image.shape[-1] not in (3, 4) or image.dtype != np.uint8:
         raise UsageProblem(
-            f"{env_name} renders {type(rendered).__name__}, neither an image (H, W, 3) of uint8 nor text.", "--render"
+            f"{env_name} renders {type(rendered).__name__}, neither an image (H, W, 3) of uint8 nor text.",
+            "--render",
         )
     return image[..., :3]
 
@@ -176,4 +177,3 @@ def write_video(frames: Sequence[Frame], path: Path, fps: int) -> None:
 def _padded(frame: Frame, height: int, width: int) -> Frame:
     below, right = height - frame.shape[0], width - frame.shape[1]
     return np.ascontiguousarray(np.pad(frame, ((0, below), (0, right), (0, 0))))
-

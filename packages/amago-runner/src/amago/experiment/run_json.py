@@ -112,7 +112,9 @@ class RunRecord:
             raise ValueError("run.json was written by an older version and lacks the environment's spaces")
         unwritten = self._unwritable("gin.")
         bound = {binding.key for binding in active_bindings()}
-        missing = {name: why for name, why in self._unwritable("arguments.").items() if name in AGENT_ARGUMENTS}
+        missing = {
+            name: why for name, why in self._unwritable("arguments.").items() if name in AGENT_ARGUMENTS
+        }
         missing |= {key: why for key, why in unwritten.items() if key not in bound}
         if missing:
             raise ValueError(f"run.json lacks what the agent is built from: {_listed(missing)}")
