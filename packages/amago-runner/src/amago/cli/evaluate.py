@@ -12,7 +12,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from amago.cli.build import bind_gin, limited_threads
-from amago.cli.environments import EnvMaker, inspect_environment, maker_of
+from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
 from amago.cli.plots import draw_runs, read_figures
 from amago.cli.report import (
@@ -85,11 +85,15 @@ def recorded_maker(folder: Path) -> Callable[[], AMAGOEnv]:
 
 
 def evaluate_fresh_episodes(
-    experiment: Experiment, maker: Callable[[], AMAGOEnv], longest_episode: int, episodes: int
+    experiment: Experiment, maker: Callable[[], AMAGOEnv], facts: EnvFacts | None, episodes: int
 ) -> dict[str, float]:
-    """Metrics of `episodes` episodes without exploration, the same number from every actor."""
+    """Metrics of `episodes` episodes without exploration, the same number from every actor.
+
+    Without facts, an episode is taken to be at most `val_timesteps_per_epoch` long.
+    """
     rounds = math.ceil(episodes / experiment.parallel_actors)
-    metrics = experiment.evaluate_test(maker, timesteps=rounds * longest_episode, episodes=episodes)
+    longest = experiment.val_timesteps_per_epoch if facts is None else facts.evaluation_steps
+    metrics = experiment.evaluate_test(maker, timesteps=rounds * longest, episodes=episodes)
     return dict(metrics)
 
 
@@ -132,11 +136,9 @@ def evaluate_run(
         limited_threads(None if recipe is None else recipe.threads),
         rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment,
     ):
-        longest = experiment.val_timesteps_per_epoch
-        if isinstance(maker, EnvMaker):
-            longest = inspect_environment(maker).evaluation_steps
+        facts = inspect_environment(maker) if isinstance(maker, EnvMaker) else None
         experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
-        metrics = evaluate_fresh_episodes(experiment, maker, longest, episodes)
+        metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)
         name = folder.name if recipe is None else f"{folder.name}: {recipe.env}"
         show_evaluation(console, f"{name}, checkpoint {checkpoint}", metrics, episodes)
         if video is not None:

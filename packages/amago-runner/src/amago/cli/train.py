@@ -106,9 +106,7 @@ def _learn_and_evaluate(
         experiment.start()
         experiment.learn()
         progress.close()
-        return evaluate_fresh_episodes(
-            experiment, plan.maker, plan.facts.evaluation_steps, plan.recipe.eval_episodes
-        )
+        return evaluate_fresh_episodes(experiment, plan.maker, plan.facts, plan.recipe.eval_episodes)
     except KeyboardInterrupt:
         progress.close()
         saved = Checkpointer(experiment.run_dir, experiment.run_name).epochs()
