@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.examples.running import EXAMPLES, run_example, run_python
+import torch
+from tests.examples.running import EXAMPLES, logged_metrics, run_example, run_python
 
 pytestmark = pytest.mark.source_only
 
@@ -20,6 +21,7 @@ HERE = {
     "13_mazerunner_relabeling.py": "MazeRunner-11x11-k3",
     "15_your_own_parts.py": "HalfSeenCartPole",
 }
+IN_TWO_RUNS = ["18_finetune.py"]
 ALONE = ["16_kernels_alone.py", "17_nets_alone.py"]
 
 
@@ -34,6 +36,21 @@ def test_options_of_the_command_line_win_over_those_of_a_smoke_run(tmp_path: Pat
     metrics = run_example("01_basic_gym.py", tmp_path, arguments)
     # The test of a smoke run is shorter than an episode of 200 steps.
     assert "Average Total Return in Pendulum-v1" in metrics
+
+
+def test_fine_tuning_continues_from_the_encoders_of_its_teacher(tmp_path: Path) -> None:
+    options = ["--smoke", "--run_name", "run", "--buffer_dir", str(tmp_path)]
+    printed = run_python(str(EXAMPLES / "18_finetune.py"), *options)
+    assert f"weights of {tmp_path / 'run_teacher_trial_0'} loaded" in printed
+    metrics = logged_metrics(tmp_path / "run_student_trial_0", "test")
+    assert "Average Total Return in CartPole-1.5" in metrics
+    teacher, student = (
+        torch.load(tmp_path / f"run_{name}_trial_0" / "ckpts" / "latest" / "policy.pt", weights_only=True)
+        for name in ("teacher", "student")
+    )
+    same = {name.partition(".")[0] for name in teacher if torch.equal(teacher[name], student[name])}
+    assert "tstep_encoder" in same
+    assert "actor" not in same
 
 
 RUN_WITHOUT = """
@@ -151,5 +168,6 @@ def test_every_script_has_a_smoke_run_in_one_of_two_tests() -> None:
     scripts = {path.name for path in EXAMPLES.glob("[0-9]*.py")}
     in_environments = (EXAMPLES.parent / "tests" / "environments" / "test_examples.py").read_text()
     elsewhere = {script for script in scripts if f'"{script}"' in in_environments}
-    assert {*HERE, *ALONE} | elsewhere == scripts
-    assert {*HERE, *ALONE}.isdisjoint(elsewhere)
+    here = {*HERE, *IN_TWO_RUNS, *ALONE}
+    assert here | elsewhere == scripts
+    assert here.isdisjoint(elsewhere)

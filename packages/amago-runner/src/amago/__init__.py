@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from amago.nets.tstep_encoders import get_tstep_encoder_cls as get_tstep_encoder_cls
     from amago.nets.tstep_encoders import list_registered_tstep_encoders as list_registered_tstep_encoders
     from amago.nets.tstep_encoders import register_tstep_encoder as register_tstep_encoder
+    from amago.policy import Policy as Policy
 
 __path__ = pkgutil.extend_path(__path__, __name__)
 
@@ -64,6 +65,7 @@ _EXPORTS = {
         "list_registered_tstep_encoders",
         "register_tstep_encoder",
     ),
+    "amago.policy": ("Policy",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -22,6 +22,7 @@ from amago.nets.tstep_encoders import TstepEncoder
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Self
 
 
 def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:
@@ -70,6 +71,7 @@ class BaseAgent(nn.Module, ABC):
         self.tstep_encoder_type = tstep_encoder_type
         self.traj_encoder_type = traj_encoder_type
         self.update_info: dict[str, Tensor] = {}
+        self._frozen: list[str] = []
         self.init_encoders()
 
     def init_encoders(self) -> None:
@@ -144,6 +146,34 @@ class BaseAgent(nn.Module, ABC):
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters that the optimizer updates."""
         return [p for p in self.parameters() if p.requires_grad]
+
+    def freeze(self, *networks: str) -> None:
+        """Stops training networks: no gradients, no running statistics, no dropout.
+
+        Call it before the optimizer is created, as in `Experiment.init_agent`.
+
+        Args:
+            networks: names of submodules, such as "tstep_encoder" or "actor.base".
+
+        Raises:
+            ValueError: there is no submodule of such a name.
+        """
+        for name in networks:
+            try:
+                network = self.get_submodule(name)
+            except AttributeError as error:
+                names = ", ".join(child for child, _ in self.named_children())
+                raise ValueError(f"{type(self).__name__} has no network {name!r}; it has {names}") from error
+            network.requires_grad_(False)
+            self._frozen.append(name)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """As in torch; frozen networks stay in eval mode."""
+        super().train(mode)
+        for name in self._frozen:
+            self.get_submodule(name).eval()
+        return self
 
     def hard_sync_targets(self) -> None:
         """Copies the online networks into the target networks."""

@@ -21,6 +21,7 @@ from amago.envs.actions import make_action_codec
 from amago.envs.gymnasium_compat import RESET_ROWS, ForwardingWrapper, adapt_vector_env, find_owner
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
 from amago.envs.observations import ObservationMapper
+from amago.envs.space_json import space_as_json
 from amago.hindsight import Array, Timestep
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ class AMAGOEnv(ForwardingWrapper):
     def mapped_observation_space(self) -> gym.spaces.Dict:
         """`observation_space` as a Dict of Boxes, the keys that a subclass has added or replaced included."""
         return self._map_obs.space
+
+    @property
+    def spaces_as_json(self) -> dict[str, Any]:
+        """Spaces of what the environment returns and takes, "observation" and "action", for run.json.
+
+        The observation space of a subclass that edits `observation_space` is the edited one.
+        """
+        edited = self._map_obs.space != self._inner_mapper.space
+        observed = self._map_obs.space if edited else self.env.observation_space
+        return {"observation": space_as_json(observed), "action": space_as_json(self.env.action_space)}
 
     @property
     def step_count(self) -> npt.NDArray[np.int64]:

@@ -79,6 +79,8 @@ def tokenizer_for(space: Any) -> Tokenizer | None:
     names = {cls.__name__ for cls in type(space).__mro__}
     if "Text" in names:
         return Tokenizer(sorted(space.character_set), int(space.max_length), list)
+    if "WordSpace" in names:  # amago.envs.space_json
+        return Tokenizer(space.vocabulary, space.length, mission_words)
     if "BabyAIMissionSpace" in names:  # it does not know its missions
         return Tokenizer(MISSION_WORDS, BABYAI_MISSION_LENGTH, mission_words)
     if "MissionSpace" in names:

@@ -178,6 +178,16 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
     ] = "latest",
+    render: Annotated[bool, typer.Option("--render", help="Write a video of some more episodes.")] = False,
+    video: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The video: a .gif, or an .mp4.",
+            show_default="RUN/episodes.gif, with --render",
+        ),
+    ] = None,
+    video_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes in the video.")] = 2,
     run_dir: RunDir = RUNS,
     gin: Gin = None,
     set_: Set = None,
@@ -188,15 +198,40 @@ def evaluate(
     """
     from amago.cli.evaluate import evaluate_run
 
+    folder = find_run(run, run_dir)
+    if render and video is None:
+        video = folder / "episodes.gif"
     evaluate_run(
-        find_run(run, run_dir),
+        folder,
         episodes=episodes,
         seed=seed,
         checkpoint=checkpoint,
         gin_files=gin or (),
         assignments=set_ or (),
         console=Console(),
+        video=video,
+        video_episodes=video_episodes,
     )
+
+
+@app.command(cls=_Command)
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(metavar="OUT.pt2", help="The program to write.")],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
+    ] = "latest",
+    run_dir: RunDir = RUNS,
+) -> None:
+    """Export the policy of a [bold]RUN[/] as a program of torch.export, which needs nothing but torch.
+
+    The file OUT.json beside it holds the names, shapes and dtypes of its inputs
+    and outputs: observations, reward, done, the state, and the action in the
+    units of the environment. docs/using-policies.md shows how to run it.
+    """
+    from amago.cli.export import export_run
+
+    export_run(find_run(run, run_dir), out, checkpoint, Console())
 
 
 @app.command(cls=_Command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -59,6 +60,16 @@ class EnvMaker:
             )
             return cast("gymnasium.Env[Any, Any]", batched)
         return gymnasium.make(self.name, **self.args)
+
+    @property
+    def takes_render_mode(self) -> bool:
+        """Whether the environment has the argument `render_mode`, as every Gymnasium id does."""
+        entry = find_entry(self.name)
+        factory = _class_in_module(self.name) if entry is None else entry.load()[0]
+        if factory is None:
+            return True
+        parameters = inspect.signature(factory).parameters.values()
+        return any(each.name == "render_mode" or each.kind is each.VAR_KEYWORD for each in parameters)
 
     def __call__(self) -> AMAGOEnv:
         env = self.make()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -15,12 +15,22 @@ from amago.cli.build import changed_arguments, limited_threads
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
 from amago.cli.plots import draw_runs, read_figures
-from amago.cli.report import Summary, comparison_table, show_evaluation
+from amago.cli.report import (
+    Summary,
+    comparison_table,
+    format_return,
+    mean_return,
+    show_evaluation,
+    success_by_attempt,
+)
 from amago.cli.run_folders import has_recipe, recorded_recipe
+from amago.cli.video import check_video_path, film_episodes
 from amago.experiment import Experiment
-from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
+from amago.policy import find_weights
+
+_EPISODES = 20  # of a run from Python, unless asked for another number
 
 
 @contextmanager
@@ -63,12 +73,33 @@ def rebuilt_experiment(
             experiment.close()
 
 
+def recorded_maker(folder: Path) -> Callable[[], AMAGOEnv]:
+    """The function that makes the run's environments; of a run from Python its `make_val_env`.
+
+    Raises:
+        UsageProblem: run.json does not name it.
+    """
+    record = read_run(folder)
+    if "recipe" in (record.environment or {}):
+        return maker_of(recorded_recipe(folder))
+    try:
+        maker: Any = record.argument("make_val_env")
+    except ValueError as error:
+        remedy = "define it at the top level of a module other than the script, or act by amago.Policy."
+        raise UsageProblem(f"{folder}: {error}: {remedy}", "RUN") from error
+    return maker if callable(maker) else cast("Callable[[], AMAGOEnv]", maker[0])
+
+
 def evaluate_fresh_episodes(
-    experiment: Experiment, maker: EnvMaker, facts: EnvFacts, episodes: int
+    experiment: Experiment, maker: Callable[[], AMAGOEnv], facts: EnvFacts | None, episodes: int
 ) -> dict[str, float]:
-    """Metrics of `episodes` episodes without exploration, the same number from every actor."""
+    """Metrics of `episodes` episodes without exploration, the same number from every actor.
+
+    Without facts, an episode is taken to be at most `val_timesteps_per_epoch` long.
+    """
     rounds = math.ceil(episodes / experiment.parallel_actors)
-    metrics = experiment.evaluate_test(maker, timesteps=rounds * facts.evaluation_steps, episodes=episodes)
+    longest = experiment.val_timesteps_per_epoch if facts is None else facts.evaluation_steps
+    metrics = experiment.evaluate_test(maker, timesteps=rounds * longest, episodes=episodes)
     return dict(metrics)
 
 
@@ -81,6 +112,8 @@ def evaluate_run(
     gin_files: Sequence[Path],
     assignments: Sequence[str],
     console: Console,
+    video: Path | None = None,
+    video_episodes: int = 2,
 ) -> dict[str, float]:
     """Evaluates the run in `folder`; prints and returns the metrics.
 
@@ -90,44 +123,46 @@ def evaluate_run(
         checkpoint: "latest" or the number of an epoch that has a checkpoint.
         gin_files, assignments: settings on top of the run's.
 
+        video: the .gif or .mp4 to which episodes are written; None for no video.
+        video_episodes: number of episodes in it; they are played in addition.
+
     Raises:
-        UsageProblem: the checkpoint does not exist, or a setting is unknown.
+        UsageProblem: the checkpoint does not exist, a setting is unknown, or there can be no video.
     """
-    recipe = recorded_recipe(folder) if has_recipe(folder) else None
-    episodes = (100 if recipe is None else recipe.eval_episodes) if episodes is None else episodes
+    if video is not None:
+        check_video_path(video)
     weights = _find_weights(folder, checkpoint)
+    maker = recorded_maker(folder)
+    from_command_line = isinstance(maker, EnvMaker)
+    recipe = recorded_recipe(folder) if from_command_line else None
+    if episodes is None:
+        episodes = _EPISODES if recipe is None else recipe.eval_episodes
     changes = {} if seed is None else {"seed": seed}
     with (
         limited_threads(None if recipe is None else recipe.threads),
         rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment,
     ):
+        facts = inspect_environment(maker) if isinstance(maker, EnvMaker) else None
         experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
-        if recipe is None:  # of a script: an evaluation during training is as long as an episode at least
-            rounds = math.ceil(episodes / experiment.parallel_actors)
-            metrics = experiment.evaluate_test(
-                experiment.make_val_env,
-                timesteps=rounds * experiment.val_timesteps_per_epoch,
-                episodes=episodes,
+        metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)
+        env = recipe.env if recipe is not None else ", ".join(sorted(set(experiment.val_envs.env_names)))
+        show_evaluation(console, f"{folder.name}: {env}, checkpoint {checkpoint}", metrics, episodes)
+        if video is not None:
+            filmed = film_episodes(experiment, maker, video_episodes, video)
+            rates = " ".join(f"{rate:.0%}" for rate in success_by_attempt(filmed))
+            console.print(
+                f"Video  {video}: {video_episodes} episodes, mean return {format_return(mean_return(filmed))}"
+                + (f", success by attempt {rates}" if rates else "")
             )
-            env = ", ".join(sorted(set(experiment.val_envs.env_names)))
-        else:
-            maker, env = maker_of(recipe), recipe.env
-            metrics = evaluate_fresh_episodes(experiment, maker, inspect_environment(maker), episodes)
-    show_evaluation(console, f"{folder.name}: {env}, checkpoint {checkpoint}", metrics, episodes)
     return metrics
 
 
 def _find_weights(folder: Path, checkpoint: str) -> Path:
     """The policy weights of "latest" or of an epoch."""
-    checkpoints = Checkpointer(folder, folder.name)
-    if checkpoint != "latest" and not checkpoint.isdecimal():
-        raise UsageProblem(f"{checkpoint!r} is neither 'latest' nor the number of an epoch.", "--checkpoint")
-    latest = checkpoint == "latest"
-    path = checkpoints.latest_policy if latest else checkpoints.policy_weights(int(checkpoint))
-    if not path.is_file():
-        epochs = ", ".join(map(str, checkpoints.epochs())) or "none"
-        raise UsageProblem(f"there is no file {path}; epochs with a checkpoint: {epochs}.", "--checkpoint")
-    return path
+    try:
+        return find_weights(folder, checkpoint)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageProblem(f"{error}.", "--checkpoint") from error
 
 
 def compare_runs(

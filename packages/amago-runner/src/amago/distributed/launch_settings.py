@@ -32,7 +32,11 @@ def check_launch_settings(mixed_precision: str) -> None:
     """
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if asked not in ("no", mixed_precision):
-        remedy = "set mixed_precision='bf16' of the Experiment" if asked == "bf16" else "only 'no' and 'bf16' exist"
+        remedy = (
+            "set mixed_precision='bf16' of the Experiment"
+            if asked == "bf16"
+            else "only 'no' and 'bf16' exist"
+        )
         raise ValueError(
             f"accelerate is asked for mixed precision {asked!r} (ACCELERATE_MIXED_PRECISION, or accelerate launch "
             f"--mixed_precision {asked}), but the run has mixed_precision={mixed_precision!r}: {remedy}, or launch "
@@ -46,7 +50,11 @@ def check_launch_settings(mixed_precision: str) -> None:
                 f"argument {argument}, and launch without"
             )
     # `accelerate launch --cpu` ignores --num_processes, but sets the address only if that is above 1.
-    if "ACCELERATE_DYNAMO_BACKEND" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+    if (
+        "ACCELERATE_DYNAMO_BACKEND" in os.environ
+        and "MASTER_ADDR" in os.environ
+        and "WORLD_SIZE" not in os.environ
+    ):
         amago_warning(
             "accelerate launch was asked for several processes and started only this one, as it does on a CPU. Start "
             "them with: ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node=N SCRIPT"

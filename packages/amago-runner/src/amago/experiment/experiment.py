@@ -208,7 +208,15 @@ class Experiment(ExperimentConfig):
             raise
         if self.processes.is_main and self._saves_policy():
             assert self.run_id is not None
-            write_run(self, run_id=self.run_id, created=self._created, seed=self.streams.seed, env=self)
+            self.val_envs.call_async("spaces_as_json")
+            write_run(
+                self,
+                run_id=self.run_id,
+                created=self._created,
+                seed=self.streams.seed,
+                env=self,
+                spaces=self.val_envs.call_wait()[0],
+            )
             write_config_text(self)
         self._notify("on_start")
 
@@ -309,17 +317,21 @@ class Experiment(ExperimentConfig):
             self._closing.callback(self.train_envs.close)
             require_same_spaces(self.train_envs, self.val_envs)
 
+    def init_agent(self) -> BaseAgent:
+        """Creates the agent; an override may load weights into it and freeze networks, see `amago.finetuning`."""
+        return self.agent_type(
+            obs_space=self.observation_space,
+            rl2_space=self.rl2_space,
+            action_space=self.action_space,
+            max_seq_len=self.max_seq_len,
+            tstep_encoder_type=self.tstep_encoder_type,
+            traj_encoder_type=self.traj_encoder_type,
+        )
+
     def init_model(self) -> None:
         """Creates the agent, its optimizer and the learning-rate schedule."""
         with self.streams.initializing():
-            agent = self.agent_type(
-                obs_space=self.observation_space,
-                rl2_space=self.rl2_space,
-                action_space=self.action_space,
-                max_seq_len=self.max_seq_len,
-                tstep_encoder_type=self.tstep_encoder_type,
-                traj_encoder_type=self.traj_encoder_type,
-            )
+            agent = self.init_agent()
         self.policy_aclr = self.processes.wrap(agent.to(self.DEVICE))
         self.optimizer = self.init_optimizer(self.policy)
         self.lr_schedule = get_constant_schedule_with_warmup(self.optimizer, self.lr_warmup_steps)

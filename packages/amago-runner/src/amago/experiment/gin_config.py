@@ -14,7 +14,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -245,3 +245,38 @@ def bind(bindings: Mapping[str, Any]) -> None:
     with unlocked():
         for key, value in bindings.items():
             gin.bind_parameter(key, decode(value))
+
+
+@contextmanager
+def bound_alone(bindings: Mapping[str, Any], kept: Sequence[str] = ()) -> Iterator[None]:
+    """Within the context, gin holds `bindings` and nothing else; afterwards, what it held before.
+
+    Bindings of configurables that are not imported are left out: nothing that is built here can use them, and the
+    packages of a run's environments need not be installed.
+
+    Args:
+        bindings: what `bindings_as_json` wrote.
+        kept: keys of present bindings that stay.
+    """
+    import_configurables()
+    before = {key: dict(values) for key, values in gin.config._CONFIG.items()}
+    staying = [binding for binding in active_bindings() if binding.key in kept]
+    pending = dict(bindings)
+    try:
+        with unlocked():
+            gin.config._CONFIG.clear()
+            for binding in staying:
+                gin.bind_parameter(binding.key, binding.value)
+            # Decoding a value may import further configurables.
+            while known := [key for key in pending if _is_registered(key)]:
+                for key in known:
+                    gin.bind_parameter(key, decode(pending.pop(key)))
+        yield
+    finally:
+        gin.config._CONFIG.clear()
+        gin.config._CONFIG.update(before)
+
+
+def _is_registered(key: str) -> bool:
+    selector = key.rpartition("/")[2].rpartition(".")[0]
+    return bool(gin.config._REGISTRY.matching_selectors(selector))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -309,9 +310,18 @@ def save_batches(batches: Sequence[Batch], path: Path) -> None:
 
 
 def make_adamw(
-    parameters: Iterable[nn.Parameter], learning_rate: float, l2_coeff: float, device: torch.device
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+    learning_rate: float,
+    l2_coeff: float,
+    device: torch.device,
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay `l2_coeff`; fused, so that a skipped step on a GPU needs no synchronization."""
+    """AdamW with weight decay `l2_coeff`; fused, so that a skipped step on a GPU needs no synchronization.
+
+    Args:
+        parameters: parameters, or groups of them with settings of their own, see `amago.finetuning`.
+    """
     fused = device.type in ("cpu", "cuda")
-    unique = list(dict.fromkeys(parameters))  # subclasses may list a network that the agent already lists
-    return torch.optim.AdamW(unique, lr=learning_rate, weight_decay=l2_coeff, fused=fused)
+    trained: list[Any] = list(parameters)
+    if not any(isinstance(each, dict) for each in trained):
+        trained = list(dict.fromkeys(trained))  # subclasses may list a network that the agent already lists
+    return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=l2_coeff, fused=fused)

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
+import torch
+from gymnasium.spaces import Box
 
+from amago.agent import BaseAgent
+from amago.envs.actions import make_action_codec
+from amago.envs.observations import ObservationMapper
+from amago.envs.space_json import space_from_json
 from amago.experiment.checkpointer import write_json, write_text
 from amago.experiment.config import DATASET_ARGUMENTS, ExperimentConfig
 from amago.experiment.evaluator import HasSpaces
@@ -25,6 +32,7 @@ from amago.experiment.gin_config import (
     active_bindings,
     bind,
     bindings_as_json,
+    bound_alone,
     decode,
     encode,
     import_path,
@@ -43,6 +51,7 @@ _PACKAGES = (
     "numpy",
     "gymnasium",
 )
+AGENT_ARGUMENTS = ("agent_type", "tstep_encoder_type", "traj_encoder_type", "max_seq_len")
 # Arguments of the process, not of the run.
 _NOT_RECORDED = ("callbacks", "resume", "overwrite", "env_description", "seed")
 
@@ -59,7 +68,9 @@ class RunRecord:
         seed: Seed of the run, also if it was drawn.
         packages: Versions by distribution name.
         environment: The run's `env_description`.
-        specs: Shapes and kinds of observations, actions and rl2s.
+        specs: Shapes and kinds of observations, actions and rl2s, as the agent sees them.
+        spaces: Spaces of observations and actions of the environment, see `amago.envs.space_json`; None in files
+            of older versions.
         arguments: Arguments of the Experiment as JSON.
         gin: gin bindings as JSON.
         unwritable: Values that could not be saved: reasons by "gin.{key}", "arguments.{name}" or "experiment".
@@ -76,6 +87,7 @@ class RunRecord:
     run_id: str
     created: float
     experiment: str | None
+    spaces: dict[str, Any] | None = None
 
     def bind_gin(self) -> None:
         """Restores the gin bindings of the run.
@@ -99,6 +111,40 @@ class RunRecord:
             raise ValueError(f"the class of the Experiment is unknown: {self.unwritable['experiment']}")
         cls: type[Any] = decode({"import": self.experiment})
         return cls
+
+    def argument(self, name: str) -> Any:
+        """One recorded argument of the Experiment; raises ValueError if it could not be saved."""
+        if (why := self.unwritable.get(f"arguments.{name}")) is not None:
+            raise ValueError(f"run.json lacks {name}: {why}")
+        return _decode_argument(self.arguments[name])
+
+    def build_agent(self) -> BaseAgent:
+        """The run's agent with new weights, built without its environments; leaves gin's bindings as they are.
+
+        Raises:
+            ValueError: the file lacks something that the agent is built from, and the caller has not bound it.
+        """
+        if self.spaces is None:
+            raise ValueError("run.json was written by an older version and lacks the environment's spaces")
+        unwritten = self._unwritable("gin.")
+        bound = {binding.key for binding in active_bindings()}
+        missing = {
+            name: why for name, why in self._unwritable("arguments.").items() if name in AGENT_ARGUMENTS
+        }
+        missing |= {key: why for key, why in unwritten.items() if key not in bound}
+        if missing:
+            raise ValueError(f"run.json lacks what the agent is built from: {_listed(missing)}")
+        observation, action = (space_from_json(self.spaces[name]) for name in ("observation", "action"))
+        codec = make_action_codec(action, batched_envs=1)
+        with bound_alone(self.gin, kept=list(unwritten)), torch.random.fork_rng(devices=[]):
+            arguments = {name: _decode_argument(self.arguments[name]) for name in AGENT_ARGUMENTS}
+            agent: BaseAgent = arguments.pop("agent_type")(
+                obs_space=ObservationMapper(observation, batched_envs=1).space,
+                rl2_space=Box(-math.inf, math.inf, (1 + codec.width,), np.float32),
+                action_space=codec.policy_space,
+                **arguments,
+            )
+        return agent
 
     def experiment_arguments(self, **supplied: Any) -> dict[str, Any]:
         """Arguments to create the Experiment again; `supplied` ones replace those of the run.
@@ -160,7 +206,15 @@ def read_run(run_dir: Path) -> RunRecord:
         ) from error
 
 
-def write_run(config: ExperimentConfig, *, run_id: str, created: float, seed: int, env: HasSpaces) -> None:
+def write_run(
+    config: ExperimentConfig,
+    *,
+    run_id: str,
+    created: float,
+    seed: int,
+    env: HasSpaces,
+    spaces: dict[str, Any] | None = None,
+) -> None:
     """Writes `run.json` into the run's folder.
 
     Args:
@@ -168,7 +222,8 @@ def write_run(config: ExperimentConfig, *, run_id: str, created: float, seed: in
         run_id: Identity of the run.
         created: Time at which the run was first started, in Unix seconds.
         seed: Its seed.
-        env: An environment of the run, for its spaces.
+        env: An environment of the run, for the agent's spaces.
+        spaces: The environment's own spaces, `AMAGOEnv.spaces_as_json`.
     """
     gin_json, gin_unwritable = bindings_as_json()
     arguments, arguments_unwritable = _arguments_as_json(config)
@@ -177,7 +232,7 @@ def write_run(config: ExperimentConfig, *, run_id: str, created: float, seed: in
         experiment = import_path(type(config))
     except NotWritableError as error:
         class_unwritable["experiment"] = str(error)
-    spaces = {"observation": env.observation_space, "rl2": env.rl2_space, "action": env.action_space}
+    agent_spaces = {"observation": env.observation_space, "rl2": env.rl2_space, "action": env.action_space}
     content = {
         "format": FORMAT_VERSION,
         "run_id": run_id,
@@ -186,7 +241,8 @@ def write_run(config: ExperimentConfig, *, run_id: str, created: float, seed: in
         "seed": seed,
         "packages": installed_versions(),
         "environment": None if config.env_description is None else dict(config.env_description),
-        "specs": {name: _spec_as_json(space) for name, space in spaces.items()},
+        "specs": {name: _spec_as_json(space) for name, space in agent_spaces.items()},
+        "spaces": spaces,
         "experiment": experiment,
         "arguments": arguments,
         "gin": gin_json,

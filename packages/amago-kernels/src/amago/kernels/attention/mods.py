@@ -169,7 +169,7 @@ def change_step_scores(score_mod: ScoreMod, scores: Tensor, now: Tensor, slots: 
 
 def step_mask_of(mask_mod: MaskMod, n_heads: int, now: Tensor, slots: Tensor) -> Tensor:
     """The mask of one query per row over the slots: bool, broadcastable to (B, H, W)."""
-    rows, heads = (torch.arange(size, device=now.device) for size in (len(now), n_heads))
+    rows, heads = (torch.arange(size, device=now.device) for size in (now.shape[0], n_heads))
     return _checked_mask(_for_all("mask_mod", mask_mod, _STEP, rows, heads, now, slots))
 
 

@@ -39,7 +39,7 @@ class SlotPositions(NamedTuple):
 def write(k: Tensor, v: Tensor, cache: RingCache) -> Tensor:
     """Writes this step's key and value into every row's next slot; returns the slots (B,)."""
     slots = cache.lengths % cache.window
-    rows = torch.arange(len(slots), device=slots.device)
+    rows = torch.arange(slots.shape[0], device=slots.device)
     cache.keys[rows, slots] = k[:, 0].to(cache.keys.dtype)
     cache.values[rows, slots] = v[:, 0].to(cache.values.dtype)
     return slots
@@ -75,7 +75,7 @@ def _average(weights: Tensor, values: Tensor) -> Tensor:
     """Values (B, W, H, D) averaged by weights (B, H, W): (B, 1, H, D), no value copied."""
     heads, dim = values.shape[2:]
     mixed = torch.bmm(weights, values.flatten(2))  # every head's weights for all heads
-    mixed = mixed.view(len(values), heads, heads, dim)
+    mixed = mixed.view(values.shape[0], heads, heads, dim)
     return mixed.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(1)
 
 
