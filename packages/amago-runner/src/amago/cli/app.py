@@ -187,7 +187,7 @@ def evaluate(
 
 @app.command(cls=_Command)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of finished runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of runs.")],
     out: Annotated[Path, typer.Option(metavar="PNG", help="The picture to write.")] = Path("comparison.png"),
     label: Annotated[
         list[str] | None,
@@ -197,7 +197,11 @@ def compare(
     ] = None,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Plot the learning curves of finished runs in one picture, and their success rates by attempt."""
+    """Plot runs, finished or not, in one picture: learning curves and success rates by attempt.
+
+    Runs that differ in their seed only are averaged. Every environment has
+    its own panels.
+    """
     from amago.cli.evaluate import compare_runs
 
     folders = [find_run(run, run_dir) for run in runs]
