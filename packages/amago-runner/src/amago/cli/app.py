@@ -303,3 +303,20 @@ def inspect(
 
     if inspect_buffer(buffer, Console(), as_json=as_json):
         raise typer.Exit(1)
+
+
+@app.command(cls=_Command)
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of runs.")],
+    out: Annotated[Path, typer.Option(metavar="HTML", help="The page to write.")] = Path("report.html"),
+    run_dir: RunDir = RUNS,
+) -> None:
+    """Write one HTML page about runs, finished or not, that needs no other file.
+
+    It shows in what the runs differ, learning curves with the spread over
+    seeds, success by attempt, speeds, where the time goes, and checkpoints.
+    """
+    from amago.cli.report_page import write_report
+
+    write_report([find_run(run, run_dir) for run in runs], out)
+    Console().print(f"Report  {out}", highlight=False, soft_wrap=True)

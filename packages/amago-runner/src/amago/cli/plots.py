@@ -101,13 +101,12 @@ def _draw_returns(
     seeds = {len(group.runs) > 1 for group in groups}
     faint = {True: "faint: each seed", False: "" if alone else "faint: training, with exploration"}
     notes = ", ".join(faint[several] for several in sorted(seeds, reverse=True) if faint[several])
-    panel.set_title(f"{title} ({notes})" if notes else title, fontsize=10)
+    panel.set_title(f"{title}; {notes}" if notes else title, fontsize=10)
     panel.legend(frameon=False, loc="best", fontsize=9)
 
 
 def _draw_attempts(panel: Axes, groups: Sequence[Group], styles: dict[int, tuple[str, str]]) -> None:
     rates = {id(group): mean_success(group) for group in groups}
-    best = max(rates, key=lambda key: sum(rates[key]))
     for group in groups:
         if not (values := rates[id(group)]):
             continue
@@ -123,18 +122,19 @@ def _draw_attempts(panel: Axes, groups: Sequence[Group], styles: dict[int, tuple
             markersize=6,
             label=group.name,
         )
-        # Numbers stand above the line of the best group and below the other lines, so they do not overlap.
-        shift = 8 if id(group) == best else -15
+        # Numbers stand above the highest point of an attempt and below the lowest, so they do not overlap.
         for attempt, rate in zip(attempts, values, strict=True):
-            panel.annotate(
-                f"{rate:.2f}",
-                (attempt, rate),
-                xytext=(0, shift),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=colour,
-            )
+            others = [other[attempt - 1] for other in rates.values() if len(other) >= attempt]
+            if rate in (max(others), min(others)):
+                panel.annotate(
+                    f"{rate:.2f}",
+                    (attempt, rate),
+                    xytext=(0, 8 if rate == max(others) else -15),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=colour,
+                )
         panel.set_xticks(list(attempts))
     panel.set_ylim(0.0, 1.08)
     panel.set_xlabel("attempt at the same task")

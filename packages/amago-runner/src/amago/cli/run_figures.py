@@ -135,14 +135,14 @@ class RunFigures:
             return sum(epoch.get("total", 0.0) for epoch in self.seconds)
         return self.epoch_ends[-1][0] - self.epoch_ends[0][0] if self.epoch_ends else 0.0
 
-    def speeds(self) -> list[tuple[float, float, float]]:
-        """Environment steps so far, and steps and updates per second of wall time, for every epoch but the first."""
-        ends = self.epoch_ends
-        return [
-            (steps, (steps - before[1]) / (at - before[0]), (updates - before[2]) / (at - before[0]))
-            for before, (at, steps, updates) in itertools.pairwise(ends)
-            if at > before[0]
-        ]
+    def speed(self, of: str) -> Curve:
+        """Environment steps ("env_steps") or updates ("gradient_steps") per second of wall time, by epochs."""
+        curve = Curve()
+        for (before, *done), (at, *now) in itertools.pairwise(self.epoch_ends):
+            index = 0 if of == "env_steps" else 1
+            if at > before:
+                curve.add(now[0], (now[index] - done[index]) / (at - before), now[1])
+        return curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,9 @@ class Group:
     @property
     def name(self) -> str:
         """The label with the number of runs."""
-        return self.label if len(self.runs) == 1 else f"{self.label} ({len(self.runs)} seeds)"
+        count = len(self.runs)
+        seeds = "seeds" if len({run.seed for run in self.runs}) == count else "runs"
+        return self.label if count == 1 else f"{self.label} ({count} {seeds})"
 
 
 def read_figures(folder: Path, label: str | None = None) -> RunFigures:
@@ -322,7 +324,7 @@ def _flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
         elif isinstance(value, dict) and value:
             yield from _flattened(value, f"{name}.")
         else:
-            yield name, value if isinstance(value, str) else json.dumps(value)
+            yield name, value if isinstance(value, str) else "none" if value is None else json.dumps(value)
 
 
 def group_runs(runs: Sequence[RunFigures], *, by_label: bool = False) -> list[Group]:
