@@ -131,7 +131,8 @@ def compare_runs(
     """
     if labels and len(labels) != len(folders):
         raise UsageProblem(f"{len(labels)} labels for {len(folders)} runs: give one per run.", "--label")
-    runs = [read_figures(folder, label) for folder, label in zip(folders, labels or [None] * len(folders))]
+    names: Sequence[str | None] = labels or [None] * len(folders)
+    runs = [read_figures(folder, name) for folder, name in zip(folders, names, strict=True)]
     groups = group_runs(runs, by_label=bool(labels))
     draw_groups(groups, picture)
     for environment, members in by_environment(groups).items():

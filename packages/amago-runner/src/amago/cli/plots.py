@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from amago.cli.run_figures import Group, RunFigures, by_environment, group_runs, read_figures, spread_of, x_axis
+from amago.cli.run_figures import (
+    Group,
+    RunFigures,
+    by_environment,
+    group_runs,
+    read_figures,
+    spread_of,
+    x_axis,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +37,7 @@ _LINES = ("-", "--", ":")  # a second and third round of colours
 
 
 def draw_runs(runs: Sequence[RunFigures], path: Path) -> None:
-    """Draws the runs, seeds of one configuration averaged, into the PNG file `path`; makes its folder if needed."""
+    """Draws the runs into the PNG file `path`, seeds of one configuration averaged; makes its folder."""
     draw_groups(group_runs(runs), path)
 
 
@@ -139,9 +147,10 @@ def _draw_attempts(panel: Axes, groups: Sequence[Group], styles: dict[int, tuple
     panel.set_ylim(0.0, 1.08)
     panel.set_xlabel("attempt at the same task")
     panel.set_ylabel("success rate")
-    finished = {run.summary.get("eval_episodes") for group in groups for run in group.runs}
-    episodes = finished.pop() if len(finished) == 1 else None
-    where = f"after training ({episodes:,} fresh episodes)" if episodes else "in the last evaluation"
+    runs = [run for group in groups for run in group.runs]
+    episodes = {run.summary.get("eval_episodes") if run.is_evaluated else None for run in runs}
+    count = episodes.pop() if len(episodes) == 1 else None
+    where = f"after training ({count:,} fresh episodes)" if count else "in the last evaluation"
     panel.set_title(f"Success by attempt {where}", fontsize=10)
     if len(groups) > 1:
         panel.legend(frameon=False, loc="lower right", fontsize=9)

@@ -29,6 +29,7 @@ from amago.cli.run_figures import (
 )
 from amago.cli.statistics import bootstrap_interquartile_mean
 from amago.cli.svg import Line, colour_class, line_chart
+from amago.cli.text import duration, number, size
 from amago.experiment.checkpointer import write_text
 
 # Activities of an epoch in the order of their bars; the rest is "other".
@@ -43,7 +44,7 @@ _NONE = "–"
 
 
 class Table(NamedTuple):
-    """A table of the page: titles of its columns, rows of cells, and which columns hold text instead of numbers."""
+    """A table of the page: titles of its columns, rows of cells, and the columns that hold text."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -76,7 +77,7 @@ def render_report(runs: Sequence[RunFigures]) -> str:
     groups = group_runs(runs)
     environments = by_environment(groups)
     indices = {id(group): index for index, group in enumerate(groups)}
-    template = files("amago.cli").joinpath("templates", "report.html").read_text(encoding="utf-8")
+    template = (files("amago.cli") / "templates" / "report.html").read_text(encoding="utf-8")
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return jinja.from_string(template).render(
         title=groups[0].name if len(groups) == 1 else f"{len(groups)} configurations, {len(runs)} runs",
@@ -169,7 +170,15 @@ def _charts(groups: Sequence[Group], indices: dict[int, int]) -> list[Chart]:
             band = (mean.low, mean.high) if len(found) > 1 and not faint else ((), ())
             index = indices[id(group)]
             lines.append(
-                Line(label=group.name, index=index, x=mean.x, y=mean.mean, low=band[0], high=band[1], faint=faint)
+                Line(
+                    label=group.name,
+                    index=index,
+                    x=mean.x,
+                    y=mean.mean,
+                    low=band[0],
+                    high=band[1],
+                    faint=faint,
+                )
             )
         return lines
 
@@ -210,7 +219,7 @@ def _charts(groups: Sequence[Group], indices: dict[int, int]) -> list[Chart]:
             for group in groups
             if (rates := mean_success(group))
         ]
-        last = all(run.summary for run in runs)
+        last = all(run.is_evaluated for run in runs)
         found.append(
             chart(
                 "Success by attempt",
@@ -226,9 +235,7 @@ def _charts(groups: Sequence[Group], indices: dict[int, int]) -> list[Chart]:
         first = lines_of(lambda run: run.success_curves[0] if run.success_curves else None, faint=True)
         best = lines_of(lambda run: run.success_curves[-1] if run.success_curves else None)
         note = "Thick: the last attempt, thin: the first. The gap is what the agent learns within an episode."
-        found.append(
-            chart("Success during training", first + best, "success rate", note, y_range=(0.0, 1.0))
-        )
+        found.append(chart("Success during training", first + best, "success rate", note, y_range=(0.0, 1.0)))
     for title, counted in _SPEEDS.items():
         speeds = lines_of(lambda run, counted=counted: run.speed(counted))  # type: ignore[misc]
         highest = max((y for line in speeds for y in (*line.y, *line.high)), default=0.0)
@@ -277,41 +284,39 @@ def _runs(runs: Sequence[RunFigures]) -> Table:
     for run in runs:
         epochs = f"{run.epochs_done:,} of {run.epochs:,}" if run.epochs else f"{run.epochs_done:,}"
         value = _NONE if run.final_return is None else number(run.final_return)
-        skipped = run.summary.get("skipped_updates", run.metrics.get("train-update", {}).get("Skipped Updates", 0))
+        skipped = run.summary.get(
+            "skipped_updates", run.metrics.get("train-update", {}).get("Skipped Updates", 0)
+        )
         steps, updates = f"{run.env_steps:,}", f"{run.gradient_steps:,}"
         seed = _NONE if run.seed is None else str(run.seed)
         state = Markup('<span class="state {}">{}</span>').format(run.state.replace(" ", "-"), run.state)
         rows.append(
-            [run.label, state, seed, epochs, value, steps, updates, f"{skipped:,.0f}", duration(run.wall_seconds)]
+            [
+                run.label,
+                state,
+                seed,
+                epochs,
+                value,
+                steps,
+                updates,
+                f"{skipped:,.0f}",
+                duration(run.wall_seconds),
+            ]
         )
-    columns = ["Run", "State", "Seed", "Epochs", "Return", "Environment steps", "Updates", "Skipped updates", "Time"]
+    columns = [
+        "Run",
+        "State",
+        "Seed",
+        "Epochs",
+        "Return",
+        "Environment steps",
+        "Updates",
+        "Skipped updates",
+        "Time",
+    ]
     return Table(columns, rows, frozenset({0, 1}))
 
 
 def _count(names: Sequence[str]) -> str:
     """ "2 finished, 1 running"."""
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
-
-
-def number(value: float) -> str:
-    """A return with four significant digits, without an exponent for ordinary sizes."""
-    if value and not 1e-3 <= abs(value) < 1e7:
-        return f"{value:.3e}"
-    return f"{value:,.{max(0, 4 - len(str(int(abs(value)))))}f}"
-
-
-def duration(seconds: float) -> str:
-    """ "45 s", "12 min 5 s", "3 h 20 min" or "2 d 4 h"."""
-    whole = round(seconds)
-    for length, unit, below, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= length:
-            return f"{whole // length} {unit} {whole % length // below} {name}"
-    return f"{whole} s"
-
-
-def size(count: float) -> str:
-    """Bytes as "512 B", "3.4 MB"."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} B"

@@ -1,7 +1,7 @@
 """What is known of a run, finished or not: settings, curves, times, checkpoints and live processes.
 
-All of it is read from the run's folder: run.json, metrics.jsonl, summary.json, ckpts/ and status/. Runs that differ
-in nothing but their seed form a `Group`, over which curves are averaged.
+All of it is read from the run's folder: run.json, metrics.jsonl, summary.json, ckpts/ and status/. Runs that
+differ in nothing but their seed form a `Group`, over which curves are averaged.
 """
 
 from __future__ import annotations
@@ -127,6 +127,19 @@ class RunFigures:
         return self.evaluation.returns[-1] if self.evaluation.returns else None
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether the run was evaluated after training."""
+        return bool(self.summary) and _evaluated_at_the_end(self.summary)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate from the last ten epochs; None if there is none yet, or no end."""
+        times = [epoch[0] for epoch in self.epoch_ends[-11:]]
+        if len(times) < 2 or not self.epochs:
+            return None
+        return (times[-1] - times[0]) / (len(times) - 1) * max(0, self.epochs - self.epochs_done)
+
+    @property
     def wall_seconds(self) -> float:
         """Duration of training; of an unfinished run, the time between its first and last metrics."""
         if "wall_seconds" in self.summary:
@@ -191,26 +204,34 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
             success_curves += [Curve() for _ in rates[len(success_curves) :]]
             for curve, rate in zip(success_curves, rates, strict=False):
                 curve.add(steps, rate, updates)
-    if (summary.get("env_steps", 0), summary.get("gradient_steps", 0)) < (steps, updates):
+    processes = read_processes(folder)
+    is_running = any(process.alive for process in processes)
+    if is_running or (summary.get("env_steps", 0), summary.get("gradient_steps", 0)) < (steps, updates):
         summary = {}  # the run was continued after it had ended
     success = list(summary.get("success_by_attempt", ()))
     if summary:
         steps, updates = int(summary["env_steps"]), int(summary["gradient_steps"])
         # The evaluation after training is the last point of the curves.
-        if summary.get("mean_return") is not None:
+        if summary.get("mean_return") is not None and _evaluated_at_the_end(summary):
             curves["val"].add(steps, float(summary["mean_return"]), updates)
-        for curve, rate in zip(success_curves, success, strict=False):
-            curve.add(steps, rate, updates)
-    processes = read_processes(folder)
-    epochs = (record.get("arguments") or {}).get("epochs")
+            for curve, rate in zip(success_curves, success, strict=False):
+                curve.add(steps, rate, updates)
+    recorded = (record.get("arguments") or {}).get("epochs")
+    epochs = recorded if isinstance(recorded, int) else 0  # infinite ones are not numbers in JSON
     status_epochs = [int(process.status.get("epoch", 0)) for process in processes]
     return RunFigures(
-        label=label if label is not None else str(summary.get("run") or record.get("run_name") or folder.name),
+        label=label
+        if label is not None
+        else str(summary.get("run") or record.get("run_name") or folder.name),
         folder=folder,
         env=_environment(record, summary),
         seed=summary.get("seed", record.get("seed")),
         settings=_settings(record),
-        state=_state(summary, processes),
+        state="running"
+        if is_running
+        else str(summary.get("status", "finished"))
+        if summary
+        else "ended early",
         evaluation=curves["val"],
         training=curves["train"],
         success=success or [curve.returns[-1] for curve in success_curves],
@@ -220,8 +241,8 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         seconds=list(seconds.values()),
         env_steps=steps,
         gradient_steps=updates,
-        epochs_done=epochs if summary.get("status", "") == "finished" else max([epoch, *status_epochs]),
-        epochs=epochs if isinstance(epochs, int) else 0,
+        epochs_done=epochs if _is_finished(summary) and epochs else max([epoch, *status_epochs]),
+        epochs=epochs,
         summary=summary,
         checkpoints=_checkpoints(folder),
         processes=processes,
@@ -249,10 +270,13 @@ def _is_alive(status: Mapping[str, Any]) -> bool:
     return True
 
 
-def _state(summary: Mapping[str, Any], processes: Sequence[Process]) -> str:
-    if any(process.alive for process in processes):
-        return "running"
-    return str(summary.get("status", "finished")) if summary else "ended early"
+def _is_finished(summary: Mapping[str, Any]) -> bool:
+    return bool(summary) and summary.get("status", "finished") == "finished"
+
+
+def _evaluated_at_the_end(summary: Mapping[str, Any]) -> bool:
+    """Whether the summary's evaluation came after training; older summaries do not say, and theirs always did."""
+    return summary.get("eval_env_steps") in (None, summary["env_steps"])
 
 
 def _metric_lines(folder: Path) -> Iterator[dict[str, Any]]:
@@ -276,7 +300,10 @@ def _checkpoints(folder: Path) -> list[Checkpoint]:
     found = []
     for path in (folder / "ckpts" / "training_states").glob("[!.]*_epoch_*"):
         files = [file.stat() for file in path.iterdir()]
-        size, newest = sum(file.st_size for file in files), max((file.st_mtime for file in files), default=0.0)
+        size, newest = (
+            sum(file.st_size for file in files),
+            max((file.st_mtime for file in files), default=0.0),
+        )
         found.append(Checkpoint(epoch=int(path.name.rpartition("_")[2]), size=size, time=newest))
     return sorted(found, key=lambda checkpoint: checkpoint.epoch)
 
@@ -296,7 +323,7 @@ def _environment(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, str]:
-    """What decides what is learned: the recipe of `amago-run`, or else the Experiment's arguments; gin; versions."""
+    """What decides what is learned: recipe or else arguments of the Experiment, gin bindings, versions."""
     description = record.get("environment") or {}
     recipe = description.get("recipe")
     arguments = dict(record.get("arguments") or {}) if recipe is None else {**recipe}
@@ -307,13 +334,15 @@ def _settings(record: Mapping[str, Any]) -> dict[str, str]:
     settings = dict(_flattened(arguments))
     gin = {".".join(name.split(".")[-2:]): value for name, value in (record.get("gin") or {}).items()}
     settings.update(_flattened(gin))
-    settings.update({f"version of {name}": str(text) for name, text in (record.get("packages") or {}).items()})
+    settings.update(
+        {f"version of {name}": str(text) for name, text in (record.get("packages") or {}).items()}
+    )
     kept = settings.items()
     return {k: v for k, v in kept if k.rpartition(".")[2] not in _IDENTITY and not k.startswith(_LOGGING)}
 
 
 def _flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested dictionaries as names with dots; classes and objects, which run.json writes as import paths, by name."""
+    """Nested dictionaries as names with dots; classes and objects, import paths in run.json, by name."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and set(value) == {"import"}:
@@ -339,19 +368,15 @@ def group_runs(runs: Sequence[RunFigures], *, by_label: bool = False) -> list[Gr
         key = (run.env, tuple(sorted(run.settings.items())), run.label if by_label else "")
         groups.setdefault(key if run.settings else index, []).append(run)
     return [
-        Group(
-            label=_common_name(members), env=members[0].env, settings=members[0].settings, runs=members
-        )
+        Group(label=_common_name(members), env=members[0].env, settings=members[0].settings, runs=members)
         for members in groups.values()
     ]
 
 
 def _common_name(runs: Sequence[RunFigures]) -> str:
-    """What the labels of runs have in common, without their seeds."""
+    """The label of the runs without their seeds, if that is one; else the label of the first."""
     names = {re.sub(rf"[-_. ]?(seed|s)?[-_=]?{run.seed}$", "", run.label) for run in runs}
-    if len(runs) == 1 or "" in names:
-        return runs[0].label
-    return names.pop() if len(names) == 1 else os.path.commonprefix(sorted(names)).rstrip("-_. ") or runs[0].label
+    return names.pop() if len(runs) > 1 and len(names) == 1 and "" not in names else runs[0].label
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:

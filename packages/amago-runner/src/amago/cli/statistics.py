@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 
 class Estimate(NamedTuple):
-    """A value with its confidence interval."""
+    """A value with its confidence interval, whose ends are NaN if no task has two runs."""
 
     value: float
     low: float
@@ -45,6 +45,8 @@ def bootstrap_interquartile_mean(
     rng = np.random.default_rng(seed)
     drawn = [rng.choice(task, size=(resamples, task.size)) for task in tasks if task.size]
     value = interquartile_mean(np.concatenate(tasks))
+    if max(task.size for task in tasks) < 2:
+        return Estimate(value, float("nan"), float("nan"))
     samples = np.sort(np.concatenate(drawn, axis=1), axis=1)
     cut = samples.shape[1] // 4
     means = samples[:, cut : samples.shape[1] - cut].mean(axis=1)

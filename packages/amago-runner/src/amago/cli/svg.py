@@ -6,11 +6,12 @@ would scale its text.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
+
+from amago.cli.text import short
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 12, 40  # margins of the plot in pixels
 _DASHES = ("", "7 4", "2 3")  # a second and third round of colours
@@ -136,11 +137,3 @@ def _ticks(low: float, high: float, *, count: int) -> list[float]:
     if low == high:
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     return [float(tick) for tick in MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)]
-
-
-def short(value: float) -> str:
-    """A number for an axis: 250, 1.5k, 64k, 3M."""
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.4g}{unit}"
-    return f"{value:.4g}" if math.isfinite(value) else ""
