@@ -40,7 +40,16 @@ def test_a_running_run_shows_progress_and_processes(tmp_path: Path, arguments: t
     write_status(folder, os.getpid())
     shown, status = watch(tmp_path, *arguments)
     assert status == 0
-    for text in ("running", "epoch 2 of 3", "about 10 s left", "collecting", "1,234", "Loss", "Attempt"):
+    for text in (
+        "running",
+        "epoch 2 of 3",
+        "about 10 s left",
+        "last evaluation 2.000",
+        "collecting",
+        "1,234",
+        "Loss",
+        "Attempt",
+    ):
         assert text in shown
 
 
@@ -99,3 +108,10 @@ def test_the_plot_rises_with_its_curve() -> None:
 def test_a_flat_curve_can_be_plotted() -> None:
     curve = Curve(env_steps=[0, 1000], gradient_steps=[0, 0], returns=[2.0, 2.0])
     assert "2.000" in plot(curve, "env_steps", width=40).plain
+
+
+@pytest.mark.parametrize("command", ["report", "sweep", "watch"])
+def test_help_fits_80_columns(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert result.exit_code == 0
+    assert max(len(line.rstrip()) for line in result.output.splitlines()) <= 80

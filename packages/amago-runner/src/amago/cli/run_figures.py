@@ -141,12 +141,14 @@ class RunFigures:
 
     @property
     def wall_seconds(self) -> float:
-        """Duration of training; of an unfinished run, the time between its first and last metrics."""
+        """Duration of training; of an unfinished run, the time since its first metrics, or up to its last ones."""
         if "wall_seconds" in self.summary:
             return float(self.summary["wall_seconds"])
-        if self.seconds:
+        if self.seconds and self.state != "running":
             return sum(epoch.get("total", 0.0) for epoch in self.seconds)
-        return self.epoch_ends[-1][0] - self.epoch_ends[0][0] if self.epoch_ends else 0.0
+        if not self.epoch_ends:
+            return 0.0
+        return (time.time() if self.state == "running" else self.epoch_ends[-1][0]) - self.epoch_ends[0][0]
 
     def speed(self, of: str) -> Curve:
         """Environment steps ("env_steps") or updates ("gradient_steps") per second of wall time, by epochs."""
@@ -218,7 +220,11 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
                 curve.add(steps, rate, updates)
     recorded = (record.get("arguments") or {}).get("epochs")
     epochs = recorded if isinstance(recorded, int) else 0  # infinite ones are not numbers in JSON
-    status_epochs = [int(process.status.get("epoch", 0)) for process in processes]
+    # Processes report more often than metrics are logged.
+    for process in processes:
+        epoch = max(epoch, int(process.status.get("epoch") or 0))
+        steps = max(steps, int(process.status.get("env_steps") or 0))
+        updates = max(updates, int(process.status.get("gradient_steps") or 0))
     return RunFigures(
         label=label
         if label is not None
@@ -241,7 +247,7 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         seconds=list(seconds.values()),
         env_steps=steps,
         gradient_steps=updates,
-        epochs_done=epochs if _is_finished(summary) and epochs else max([epoch, *status_epochs]),
+        epochs_done=epochs if _is_finished(summary) and epochs else epoch,
         epochs=epochs,
         summary=summary,
         checkpoints=_checkpoints(folder),

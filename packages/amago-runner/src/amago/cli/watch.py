@@ -94,7 +94,8 @@ def _head(run: RunFigures) -> RenderableType:
     progress = [f"epoch {epochs}", duration(run.wall_seconds)]
     progress += [f"about {duration(left)} left"] if left is not None else []
     totals = [f"{run.env_steps:,} steps", f"{run.gradient_steps:,} updates"]
-    totals += [f"return {number(value)}"] if value is not None else []
+    if value is not None:
+        totals.append(f"{'return' if run.is_evaluated else 'last evaluation'} {number(value)}")
     parts: list[RenderableType] = [line, "  ".join(progress), "  ".join(totals)]
     if run.epochs:
         bar = Table.grid(expand=True)  # where there are no colours, the bar alone does not end its line
