@@ -130,3 +130,12 @@ def test_compare_takes_unfinished_runs_averages_seeds_and_separates_environments
     assert "9.000" in pole
     with Image.open(tmp_path / "all.png") as image:
         assert image.size == (1500, 1260)  # a row of two panels for each environment
+
+
+def test_epochs_end_once_however_often_their_metrics_are_logged(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", finished=False)
+    text = (folder / "metrics.jsonl").read_text()
+    lines = text.splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line + line for line in lines) + text)
+    assert len(read_figures(folder).epoch_ends) == 3
+    assert read_figures(folder).speed("env_steps").returns == [160.0, 160.0]

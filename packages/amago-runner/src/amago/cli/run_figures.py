@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from amago.cli.report import SUMMARY_FILE, mean_return, success_by_attempt
+
+_T = TypeVar("_T")
 
 METRICS_FILE = "metrics.jsonl"
 RUN_FILE = "run.json"
@@ -183,7 +185,7 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     curves = {"val": Curve(), "train": Curve()}
     success_curves: list[Curve] = []
     latest: dict[str, Mapping[str, float]] = {}
-    epoch_ends: list[tuple[float, float, float]] = []
+    epoch_ends: dict[int, tuple[float, float, float]] = {}
     seconds: dict[int, Mapping[str, float]] = {}
     steps = updates = epoch = 0
     for line in _metric_lines(folder):
@@ -193,11 +195,9 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         steps, updates = int(axes.get("total_frames", 0)), int(axes.get("gradient_steps", 0))
         epoch = int(axes.get("Epoch", 0))
         if section == "dataset" and "time" in line:
-            while epoch_ends and epoch_ends[-1][1:] >= (steps, updates):
-                epoch_ends.pop()
-            epoch_ends.append((line["time"], steps, updates))
+            _replace_from(epoch_ends, epoch, (line["time"], steps, updates))
         elif section == "time":
-            seconds = {done: parts for done, parts in seconds.items() if done < epoch} | {epoch: metrics}
+            _replace_from(seconds, epoch, metrics)
         value = mean_return(metrics)
         if section in curves and value is not None:
             curves[section].add(steps, value, updates)
@@ -243,7 +243,7 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         success=success or [curve.returns[-1] for curve in success_curves],
         success_curves=success_curves,
         metrics=latest,
-        epoch_ends=epoch_ends,
+        epoch_ends=list(epoch_ends.values()),
         seconds=list(seconds.values()),
         env_steps=steps,
         gradient_steps=updates,
@@ -253,6 +253,13 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         checkpoints=_checkpoints(folder),
         processes=processes,
     )
+
+
+def _replace_from(values: dict[int, _T], epoch: int, value: _T) -> None:
+    """Sets the value of an epoch in place of its own and later ones, which a resumed run repeats."""
+    while values and next(reversed(values)) >= epoch:
+        values.popitem()
+    values[epoch] = value
 
 
 def read_processes(folder: Path) -> list[Process]:

@@ -144,7 +144,7 @@ def _count(count: int | None) -> str:
 def _metric_table(metrics: Mapping[str, Mapping[str, float]]) -> Table | None:
     """The latest metrics of updates and buffer, two in a row."""
     found = [
-        (name, f"{metrics[section][name]:,.4g}")
+        (name, f"{value:,.0f}" if (value := float(metrics[section][name])).is_integer() else f"{value:,.4g}")
         for section, names in _METRICS.items()
         for name in names
         if name in metrics.get(section, {})
