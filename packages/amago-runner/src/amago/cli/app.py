@@ -236,7 +236,7 @@ def export(
 
 @app.command(cls=_Command)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of finished runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of runs.")],
     out: Annotated[Path, typer.Option(metavar="PNG", help="The picture to write.")] = Path("comparison.png"),
     label: Annotated[
         list[str] | None,
@@ -246,7 +246,11 @@ def compare(
     ] = None,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Plot the learning curves of finished runs in one picture, and their success rates by attempt."""
+    """Plot runs, finished or not, in one picture: learning curves and success rates by attempt.
+
+    Runs that differ in their seed only are averaged. Every environment has
+    its own panels.
+    """
     from amago.cli.evaluate import compare_runs
 
     folders = [find_run(run, run_dir) for run in runs]
@@ -347,4 +351,102 @@ def inspect(
     from amago.cli.inspect_buffer import inspect_buffer
 
     if inspect_buffer(buffer, Console(), as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command(cls=_Command)
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of runs.")],
+    out: Annotated[Path, typer.Option(metavar="HTML", help="The page to write.")] = Path("report.html"),
+    run_dir: RunDir = RUNS,
+) -> None:
+    """Write one HTML page about runs, finished or not, that needs no other file.
+
+    It shows in what the runs differ, learning curves with the spread over
+    seeds, success by attempt, speeds, where the time goes, and checkpoints.
+    """
+    from amago.cli.report_page import write_report
+
+    write_report([find_run(run, run_dir) for run in runs], out)
+    Console().print(f"Report  {out}", highlight=False, soft_wrap=True)
+
+
+@app.command(cls=_Command)
+def watch(
+    run: Run,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and exit.")] = False,
+    run_dir: RunDir = RUNS,
+) -> None:
+    """Show a running [bold]RUN[/] in the terminal until it ends: progress, speeds, processes, metrics.
+
+    Where the output is no terminal, it is printed once. The exit status is 1
+    if the run ended early, without finishing or being stopped by a signal.
+    """
+    from amago.cli.watch import watch_run
+
+    if not watch_run(find_run(run, run_dir), once=once, console=Console()):
+        raise typer.Exit(1)
+
+
+@app.command(cls=_Command)
+@recipe_options
+def sweep(
+    changes: dict[str, Any],
+    env: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENV", help="An environment as train takes it.", show_default="the quickstart"
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of seeds, from --seed on.", rich_help_panel=RUN)
+    ] = 5,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=V1,V2",
+            help="Values of a gin setting, e.g. Agent.gamma=0.9,0.99, or of an option of train, e.g. "
+            "traj_encoder=rnn,transformer; repeatable: all combinations are run.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Runs at the same time.",
+            show_default="half the cores",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the sweep.", show_default="ENV-sweep", rich_help_panel=RUN
+        ),
+    ] = None,
+    run_dir: RunDir = RUNS,
+    gin: Gin = None,
+) -> None:
+    """Train with several seeds and settings, and compare the results.
+
+    The same command continues a sweep that was interrupted: finished runs are
+    kept, others go on from their last checkpoint. Tables with interquartile
+    means and bootstrap intervals, and a report, are in [bold]runs/NAME[/].
+    The exit status is 1 if a run failed.
+    """
+    from amago.cli.sweep import run_sweep
+
+    finished = run_sweep(
+        run_dir / (name or f"{default_run_name(env)}-sweep"),
+        changes if env is None else {"env": env, **changes},
+        seeds=seeds,
+        assignments=set_ or (),
+        gin_files=gin or (),
+        jobs=jobs,
+        console=Console(),
+    )
+    if not finished:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`amago-run eval` evaluates a trained agent on new episodes; `amago-run compare` plots several finished runs."""
+"""`amago-run eval` evaluates a trained agent on new episodes; `amago-run compare` compares several runs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from amago.cli.build import changed_arguments, limited_threads
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
-from amago.cli.plots import draw_runs, read_figures
-from amago.cli.report import (
-    Summary,
-    comparison_table,
-    format_return,
-    mean_return,
-    show_evaluation,
-    success_by_attempt,
-)
-from amago.cli.run_folders import has_recipe, recorded_recipe
+from amago.cli.plots import draw_groups, mean_success
+from amago.cli.report import format_return, mean_return, show_evaluation, success_by_attempt
+from amago.cli.run_figures import Group, by_environment, group_runs, read_figures
+from amago.cli.run_folders import recorded_recipe
 from amago.cli.video import check_video_path, film_episodes
+from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
 from amago.experiment.run_json import read_run
 from amago.loading import DoNothingDataset
@@ -168,21 +166,46 @@ def _find_weights(folder: Path, checkpoint: str) -> Path:
 def compare_runs(
     folders: Sequence[Path], *, labels: Sequence[str] | None, picture: Path, console: Console
 ) -> None:
-    """Draws finished runs into one picture and prints their figures.
+    """Draws runs, finished or not, into one picture and prints their figures, a table for each environment.
+
+    Runs that differ in nothing but their seed are averaged; runs with different labels are kept apart.
 
     Raises:
-        UsageProblem: a run has not finished, or the number of labels is not that of the runs.
+        UsageProblem: the number of labels is not that of the runs.
     """
-    summaries = []
-    for folder in folders:
-        try:
-            summaries.append(Summary.load(folder))
-        except FileNotFoundError as error:
-            remedy = "finish its training with --resume first."
-            raise UsageProblem(f"{folder} has no summary: {remedy}", "RUN") from error
     if labels and len(labels) != len(folders):
         raise UsageProblem(f"{len(labels)} labels for {len(folders)} runs: give one per run.", "--label")
-    names = list(labels or [summary.run for summary in summaries])
-    draw_runs([read_figures(folder, name) for folder, name in zip(folders, names, strict=True)], picture)
-    console.print(comparison_table(names, summaries))
+    names: Sequence[str | None] = labels or [None] * len(folders)
+    runs = [read_figures(folder, name) for folder, name in zip(folders, names, strict=True)]
+    groups = group_runs(runs, by_label=bool(labels))
+    draw_groups(groups, picture)
+    for environment, members in by_environment(groups).items():
+        console.print(f"[bold]{environment}[/]", highlight=False)
+        console.print(comparison_table(members))
+        console.print()
     console.print(f"Picture  {picture}")
+
+
+def comparison_table(groups: Sequence[Group]) -> Table:
+    """A table with one column per group: means over its runs, with the lowest and highest return."""
+    table = Table("", box=None, pad_edge=False, header_style="bold")
+    for group in groups:
+        table.add_column(group.name, justify="right")
+    table.add_row("State", *(", ".join(sorted({run.state for run in group.runs})) for group in groups))
+    table.add_row("Mean return", *(_returns(group) for group in groups))
+    success = [mean_success(group) for group in groups]
+    for attempt in range(max(map(len, success))):
+        rates = [f"{rates[attempt]:.1%}" if attempt < len(rates) else "" for rates in success]
+        table.add_row(f"Success of attempt {attempt + 1}", *rates)
+    for title, name in (("Environment steps", "env_steps"), ("Updates", "gradient_steps")):
+        means = [fmean(getattr(run, name) for run in group.runs) for group in groups]
+        table.add_row(title, *(f"{mean:,.0f}" for mean in means))
+    return table
+
+
+def _returns(group: Group) -> str:
+    values = [run.final_return for run in group.runs if run.final_return is not None]
+    if not values:
+        return "no evaluation yet"
+    spread = f" [{min(values):.3f}, {max(values):.3f}]" if len(values) > 1 else ""
+    return f"{fmean(values):.3f}{escape(spread)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.bar import Bar
@@ -17,7 +17,6 @@ __all__ = [
     "RETURN_METRIC",
     "SUMMARY_FILE",
     "Summary",
-    "comparison_table",
     "evaluation_table",
     "format_return",
     "mean_return",
@@ -45,23 +44,6 @@ def evaluation_table(metrics: Mapping[str, float | None]) -> RenderableType:
     table.add_column("", width=_BAR_WIDTH)
     for attempt, rate in enumerate(rates, start=1):
         table.add_row(str(attempt), f"{rate:.1%}", Bar(1.0, 0.0, rate, width=_BAR_WIDTH, color="green"))
-    return table
-
-
-def comparison_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
-    """A table with one column per run: mean return, success rates by attempt, and lengths of training."""
-    table = Table("", box=None, pad_edge=False, header_style="bold")
-    for label in labels:
-        table.add_column(label, justify="right")
-    table.add_row("Mean return", *(format_return(summary.mean_return) for summary in summaries))
-    attempts = max(len(summary.success_by_attempt) for summary in summaries)
-    for attempt in range(attempts):
-        rates = [summary.success_by_attempt[attempt : attempt + 1] for summary in summaries]
-        table.add_row(
-            f"Success of attempt {attempt + 1}", *(f"{rate[0]:.1%}" if rate else "" for rate in rates)
-        )
-    table.add_row("Environment steps", *(f"{summary.env_steps:,}" for summary in summaries))
-    table.add_row("Updates", *(f"{summary.gradient_steps:,}" for summary in summaries))
     return table
 
 
