@@ -4,6 +4,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.arguments import check_arguments
 from amago.nets.registry import did_you_mean
 
 # Coefficients of a rational function of degrees 5 and 4 that approximates a leaky ReLU, from Molina et al. 2020,
@@ -30,6 +31,7 @@ class SlowAdaptiveRational(nn.Module):
         trainable: whether the ten coefficients are learned.
     """
 
+    @check_arguments
     def __init__(self, trainable: bool = True) -> None:
         super().__init__()
         self.numerator = nn.Parameter(torch.tensor(_NUMERATOR), requires_grad=trainable)

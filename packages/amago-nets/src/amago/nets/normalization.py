@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.registry import did_you_mean
 
 EPS = 1e-5
@@ -68,10 +69,9 @@ class SimNorm(nn.Module):
         dim: size of a group; the last axis must be a multiple of it.
     """
 
-    def __init__(self, dim: int = 8) -> None:
+    @check_arguments
+    def __init__(self, dim: Size = 8) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim!r}")
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +104,8 @@ class Normalization(nn.Module):
         ValueError: for an unknown method; suggests the nearest.
     """
 
-    def __init__(self, method: str | None, d_model: int) -> None:
+    @check_arguments
+    def __init__(self, method: str | None, d_model: Size) -> None:
         super().__init__()
         name = "none" if method is None else method
         if name not in _METHODS:

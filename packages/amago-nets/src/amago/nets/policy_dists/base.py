@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution
 
+from amago.nets.arguments import Size, check_arguments
+
 
 class PolicyOutput(ABC):
     """Turns an actor's output into a distribution over actions.
@@ -31,9 +33,8 @@ class PolicyOutput(ABC):
     actions_differentiable: bool
     is_discrete: bool
 
-    def __init__(self, d_action: int) -> None:
-        if d_action < 1:
-            raise ValueError(f"d_action must be at least 1, got {d_action!r}")
+    @check_arguments
+    def __init__(self, d_action: Size) -> None:
         self.d_action = d_action
 
     @property

@@ -6,6 +6,7 @@ import gin
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.ff import FFBlock, LayerType
 from amago.nets.linear import Linear, activated
@@ -32,14 +33,15 @@ class FFTrajEncoder(TrajEncoder):
         layer_type: constructor of the layers of a block, called with (inputs, outputs).
     """
 
+    @check_arguments
     def __init__(
         self,
-        tstep_dim: int,
-        max_seq_len: int,
-        d_model: int = 256,
-        d_ff: int | None = None,
-        n_layers: int = 1,
-        dropout: float = 0.0,
+        tstep_dim: Size,
+        max_seq_len: Size,
+        d_model: Size = 256,
+        d_ff: Size | None = None,
+        n_layers: Size = 1,
+        dropout: Probability = 0.0,
         activation: str = "leaky_relu",
         norm: str | None = None,
         out_norm: str | None = "layer",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from amago.nets.activations import activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.cnn import CNN, NatureishCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.linear import Linear
@@ -48,20 +49,21 @@ class CNNTstepEncoder(TstepEncoder):
             square.
     """
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
         cnn_type: type[CNN] = NatureishCNN,
         channels_first: bool = False,
-        img_features: int = 256,
-        rl2_features: int = 12,
-        d_output: int = 256,
+        img_features: Size = 256,
+        rl2_features: Size = 12,
+        d_output: Size = 256,
         out_norm: str | None = "layer",
         activation: str = "leaky_relu",
         hide_rl2s: bool = False,
         drqv2_aug: bool = False,
-        aug_pct_of_batch: float = 0.75,
+        aug_pct_of_batch: Probability = 0.75,
         obs_key: str = "observation",
         from_float: bool = False,
     ) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN, SmallImageCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.ff import MLP
@@ -58,15 +59,16 @@ class ImageFeatures(nn.Module):
             augment is not square, or a share is out of range.
     """
 
+    @check_arguments
     def __init__(
         self,
         space: Any,
         cnn_type: type[CNN] | None = None,
         channels_first: bool | None = None,
-        d_output: int = 256,
+        d_output: Size = 256,
         activation: str = "leaky_relu",
         drqv2_aug: bool = False,
-        aug_pct_of_batch: float = 0.75,
+        aug_pct_of_batch: Probability = 0.75,
     ) -> None:
         super().__init__()
         spec = as_array_spec(space)
@@ -113,12 +115,13 @@ class VectorFeatures(nn.Module):
         symlog_inputs: apply symlog before that.
     """
 
+    @check_arguments
     def __init__(
         self,
         space: Any,
-        n_layers: int = 1,
-        d_hidden: int = 128,
-        d_output: int = 64,
+        n_layers: Size = 1,
+        d_hidden: Size = 128,
+        d_output: Size = 64,
         norm: str | None = None,
         activation: str = "leaky_relu",
         normalize_inputs: bool = True,
@@ -171,12 +174,13 @@ class TokenFeatures(nn.Module):
         ValueError: if the space has no bounds, or more than `MAX_TOKENS` tokens lie between them.
     """
 
+    @check_arguments
     def __init__(
         self,
         space: Any,
-        d_emb: int = 32,
-        d_hidden: int = 64,
-        d_output: int = 64,
+        d_emb: Size = 32,
+        d_hidden: Size = 64,
+        d_output: Size = 64,
         activation: str = "leaky_relu",
     ) -> None:
         super().__init__()

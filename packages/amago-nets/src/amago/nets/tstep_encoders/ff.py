@@ -10,6 +10,7 @@ import gin
 import torch
 from torch import Tensor
 
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
 from amago.nets.normalization import Normalization
@@ -44,13 +45,14 @@ class FFTstepEncoder(TstepEncoder):
         ValueError: if a key of `specify_obs_keys` is not in the space, or it is empty.
     """
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
-        n_layers: int = 2,
-        d_hidden: int = 512,
-        d_output: int = 256,
+        n_layers: Size = 2,
+        d_hidden: Size = 512,
+        d_output: Size = 256,
         norm: str | None = None,
         out_norm: str | None = "layer",
         activation: str = "leaky_relu",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.activations import activation_switch
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.cnn import CNN
 from amago.nets.ff import MLP
 from amago.nets.linear import Linear
@@ -80,15 +81,16 @@ class MultiModalTstepEncoder(TstepEncoder):
             observation, or all observations are ignored.
     """
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
         encoders: Mapping[str, EncoderChoice] | None = None,
-        rl2_features: int = 32,
-        n_layers: int = 1,
-        d_hidden: int = 256,
-        d_output: int = 256,
+        rl2_features: Size = 32,
+        n_layers: Size = 1,
+        d_hidden: Size = 256,
+        d_output: Size = 256,
         out_norm: str | None = "layer",
         activation: str = "leaky_relu",
         hide_rl2s: bool = False,
