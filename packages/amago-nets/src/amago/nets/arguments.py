@@ -110,6 +110,8 @@ class _Names(dict[str, Any]):
     """The names of a module; those that only type checkers import are Any."""
 
     def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
         return getattr(builtins, name, Any)
 
 

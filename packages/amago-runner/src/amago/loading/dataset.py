@@ -15,6 +15,7 @@ import gin
 import numpy as np
 from torch.utils.data import Dataset
 
+from amago.envs.arguments import Name, check_arguments
 from amago.envs.seeding import stream_seed
 from amago.loading.rl_data import RLData, check_padded_sampling
 
@@ -25,8 +26,10 @@ class ExperimentSettings(Protocol):
     batch_size: int
     train_batches_per_epoch: int
     max_seq_len: int
-    padded_sampling: str
     has_dset_edit_rights: bool
+
+    @property
+    def padded_sampling(self) -> str: ...
 
 
 class RLDataset(Dataset[RLData], ABC):
@@ -40,7 +43,8 @@ class RLDataset(Dataset[RLData], ABC):
         dset_name: name for logs; None uses the class's name.
     """
 
-    def __init__(self, dset_name: str | None = None) -> None:
+    @check_arguments
+    def __init__(self, dset_name: Name | None = None) -> None:
         self.dset_name = dset_name or type(self).__name__
         self.items_per_epoch: int | None = None
         self.max_seq_len: int | None = None

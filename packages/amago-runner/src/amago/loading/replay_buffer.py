@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import ArrayLike
 
+from amago.envs.arguments import MAY_BE_INFINITE, Count, Name, check_arguments
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
 from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.dataset import RLDataset
@@ -24,8 +26,6 @@ from amago.loading.file_index import FileIndex, TrajFile
 from amago.loading.file_sampler import FILE_ERRORS, FileSampler, Schema
 from amago.loading.rl_data import RLData
 from amago.utils import amago_warning
-
-SAMPLE_BY = ("files", "timesteps")
 
 
 def get_path_to_trajs(dset_root: str | Path, dset_name: str, fifo: bool) -> Path:
@@ -63,30 +63,19 @@ class DiskTrajDataset(RLDataset):
         TypeError: if `relabeler` is not callable.
     """
 
+    @check_arguments
     def __init__(
         self,
         dset_root: str | Path,
-        dset_name: str,
-        dset_max_size: int | float,
-        dset_min_size: int = 1,
-        relabeler: Relabeler | None = None,
+        dset_name: Name,
+        dset_max_size: Annotated[float, Ge(1), MAY_BE_INFINITE],
+        dset_min_size: Annotated[int, Ge(1)] = 1,
+        relabeler: Relabeler | Callable[[FrozenTraj], FrozenTraj] | None = None,
         *,
-        sample_by: str = "files",
-        cache_bytes: int = 512 << 20,
+        sample_by: Literal["files", "timesteps"] = "files",
+        cache_bytes: Count = 512 << 20,
     ) -> None:
         super().__init__(dset_name)
-        if math.isnan(dset_max_size) or dset_max_size < 1:
-            raise ValueError(f"dset_max_size must be at least 1 file, not {dset_max_size!r}")
-        if dset_min_size < 1:
-            raise ValueError(f"dset_min_size must be at least 1 file, not {dset_min_size!r}")
-        if sample_by not in SAMPLE_BY:
-            raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
-        if cache_bytes < 0:
-            raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes!r}")
-        if relabeler is not None and (isinstance(relabeler, type) or not callable(relabeler)):
-            raise TypeError(
-                f"relabeler is {relabeler!r}, must be an instance of a Relabeler, or a function of a trajectory"
-            )
         self.dset_root = Path(dset_root).expanduser()
         self.dset_max_size = dset_max_size
         self.dset_min_size = dset_min_size

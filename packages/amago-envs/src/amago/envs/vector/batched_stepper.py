@@ -19,6 +19,9 @@ from amago.envs.vector.shared_arrays import StepArrays
 from amago.hindsight import Array
 
 
+_BOOLS = frozenset((bool, np.bool_))
+
+
 def can_be_batched(envs: Sequence[Any]) -> bool:
     """Whether `BatchedStepper` supports `envs`, a list of AMAGOEnvs or of exploration wrappers around them.
 
@@ -143,9 +146,11 @@ class BatchedStepper:
             ("truncated", arrays.truncated, self._truncated),
         ):
             try:
+                if array is not arrays.rewards and not _BOOLS.issuperset(map(type, values)):
+                    raise TypeError(f"{name} are not booleans")
                 array[:] = values
             except (ValueError, TypeError):
-                # Some environments return one-element arrays.
+                # Some environments return one-element arrays or numbers.
                 for row, value in enumerate(values):
                     self.active = row
                     array[row] = single_value(name, value, array.dtype)
