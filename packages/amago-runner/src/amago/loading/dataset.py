@@ -89,6 +89,13 @@ class RLDataset(Dataset[RLData], ABC):
         """Hook: called by `Experiment.start` with the spaces of one actor, against which files can be checked."""
         return
 
+    def stored_shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Row shape of every array of the stored trajectories, by name; None if there are none or it is not known.
+
+        A mixture compares those of its members.
+        """
+        return None
+
     def check_configured(self) -> None:
         """Raises RuntimeError if `configure` has not been called."""
         if self.items_per_epoch is None or self.max_seq_len is None:

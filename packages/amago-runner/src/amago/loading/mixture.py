@@ -14,7 +14,9 @@ import numpy as np
 from annotated_types import Ge, MinLen
 
 from amago.envs.arguments import Name, NonNegative, check_arguments
+from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.dataset import ExperimentSettings, RLDataset
+from amago.loading.replay_buffer import env_shapes
 from amago.loading.rl_data import RLData
 
 
@@ -86,9 +88,32 @@ class MixtureOfDatasets(RLDataset):
         self._start()
 
     def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
-        """Tells every member the spaces of the environments."""
-        for dataset in self.datasets:
+        """Tells every member the spaces of the environments.
+
+        Raises:
+            ValueError: members hold other observations or actions than each other, or than the environments whose
+                trajectories one of them receives.
+        """
+        shapes = {}
+        new_trajs = env_shapes(observation_space, rl2_space)
+        for name, dataset in zip(self.member_names, self.datasets, strict=True):
             dataset.set_env_spaces(observation_space, rl2_space)
+            stored = dataset.stored_shapes()
+            if stored is not None:
+                shapes[name] = {
+                    key: stored[key] for key in stored if key == "rl2s" or key.startswith(OBS_KEY_PREFIX)
+                }
+            elif dataset.save_new_trajs_to is not None:
+                shapes[name] = new_trajs
+        for name, member in shapes.items():
+            first = next(iter(shapes))
+            for key in sorted({*member, *shapes[first]}):
+                ours, theirs = member.get(key), shapes[first].get(key)
+                if ours != theirs:
+                    raise ValueError(
+                        f"the datasets of {self.dset_name} differ, so no batch can hold both: {key} has the shape "
+                        f"{theirs or 'missing'} in {first} and {ours or 'missing'} in {name}. Convert one of them"
+                    )
 
     def seed_sampling(self, seed: int | None, rank: int = 0) -> None:
         """Sets the seed and rank of the mixture and its members."""

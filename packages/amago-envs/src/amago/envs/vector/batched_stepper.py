@@ -18,7 +18,6 @@ from amago.envs.exploration.base import ExplorationWrapper
 from amago.envs.vector.shared_arrays import StepArrays
 from amago.hindsight import Array
 
-
 _BOOLS = frozenset((bool, np.bool_))
 
 
