@@ -33,6 +33,8 @@ from amago.nets.arguments import NonNegative, Positive, Probability, Size, check
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
+from amago.nets.registry import did_you_mean
+from amago.nets.specs import as_obs_spec
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -148,6 +150,12 @@ class Agent(BaseAgent):
             )
         if self.online_coeff + self.offline_coeff == 0:
             raise ValueError("online_coeff and offline_coeff must not both be 0: the actor would not learn")
+        keys = as_obs_spec(self.obs_space)
+        if unknown := [key for key in self.pass_obs_keys_to_actor if key not in keys]:
+            raise ValueError(
+                f"pass_obs_keys_to_actor has {unknown}, but the keys of the observation are {sorted(keys)}."
+                f"{did_you_mean(unknown[0], keys)}"
+            )
 
     def init_actor_critic(self) -> None:
         """Builds actor, critics, their targets and the return head."""

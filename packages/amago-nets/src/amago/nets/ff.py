@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
-from amago.nets.normalization import Normalization, SimNorm
+from amago.nets.normalization import Norm, Normalization, SimNorm
 
 __all__ = ["MLP", "FFBlock", "Normalization", "SimNorm"]
 
@@ -38,8 +38,8 @@ class FFBlock(nn.Module):
         d_model: Size,
         d_ff: Size,
         dropout: Probability = 0.0,
-        activation: str = "leaky_relu",
-        norm: str | None = None,
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = None,
         layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class MLP(nn.Module):
         d_hidden: Size,
         n_layers: Size,
         d_output: Size,
-        activation: str = "leaky_relu",
-        normalization: str | None = None,
+        activation: Activation = "leaky_relu",
+        normalization: Norm | None = None,
         dropout_p: Probability = 0.0,
         layer_type: LayerType = Linear,
     ) -> None:

@@ -15,6 +15,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import gin
 import torch
@@ -22,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.nets.arguments import Size, check_arguments
-from amago.nets.registry import did_you_mean
 
+Norm = Literal["none", "layer", "rmsnorm", "unitball", "unitball-detach", "hypersphere", "simnorm"]
 EPS = 1e-5
 
 
@@ -105,13 +106,9 @@ class Normalization(nn.Module):
     """
 
     @check_arguments
-    def __init__(self, method: str | None, d_model: Size) -> None:
+    def __init__(self, method: Norm | None, d_model: Size) -> None:
         super().__init__()
-        name = "none" if method is None else method
-        if name not in _METHODS:
-            hint = did_you_mean(name, _METHODS)
-            raise ValueError(f"unknown normalization {method!r}. Choose from {', '.join(_METHODS)}.{hint}")
-        self.norm = _METHODS[name](d_model)
+        self.norm = _METHODS[method or "none"](d_model)
         if isinstance(self.norm, SimNorm) and d_model % self.norm.dim:
             raise ValueError(f"simnorm needs d_model to be a multiple of {self.norm.dim}, got {d_model}")
 

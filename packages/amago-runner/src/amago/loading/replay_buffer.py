@@ -18,7 +18,7 @@ from annotated_types import Ge
 from numpy.typing import ArrayLike
 
 from amago.envs.arguments import MAY_BE_INFINITE, Count, Name, check_arguments
-from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.hindsight import FrozenTraj, NoOpRelabeler, load_trajectory
 from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.dataset import ExperimentSettings, RLDataset
 from amago.loading.deferred_deletion import DeferredDeletion
@@ -76,7 +76,7 @@ class DiskTrajDataset(RLDataset):
         dset_name: Name,
         dset_max_size: Annotated[float, Ge(1), MAY_BE_INFINITE],
         dset_min_size: Annotated[int, Ge(1)] = 1,
-        relabeler: Relabeler | Callable[[FrozenTraj], FrozenTraj] | None = None,
+        relabeler: Callable[[FrozenTraj], FrozenTraj] | None = None,
         *,
         sample_by: Literal["files", "timesteps"] = "files",
         cache_bytes: Count = 512 << 20,

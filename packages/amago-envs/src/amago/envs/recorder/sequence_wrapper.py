@@ -53,6 +53,8 @@ class SequenceWrapper(ForwardingWrapper):
         save_every: tuple[Size, Size] | None = None,
         save_trajs_as: Literal["npz", "npz-compressed", "traj"] = "npz",
     ) -> None:
+        if save_every is not None and save_every[0] > save_every[1]:
+            raise ValueError(f"save_every must be (lowest, highest), got {save_every!r}")
         super().__init__(env)
         self.batched_envs: int = find_attribute(env, "batched_envs")
         self._rng = stream(None, "recorder")

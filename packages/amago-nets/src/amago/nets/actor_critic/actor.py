@@ -10,12 +10,12 @@ import gin
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.actor_critic.base import BaseActorHead, PolicyType
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.ff import MLP
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.policy_dists import Discrete, TanhGaussian
 from amago.nets.utils import add_activation_log
 
@@ -46,7 +46,7 @@ class Actor(BaseActorHead):
         gammas: Tensor | Sequence[float],
         n_layers: Size = 2,
         d_hidden: Size = 256,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         dropout_p: Probability = 0.0,
         continuous_dist_type: PolicyType = TanhGaussian,
         discrete_dist_type: PolicyType = Discrete,
@@ -87,7 +87,7 @@ class ResidualBlock(nn.Sequential):
     """
 
     def __init__(
-        self, d_model: int, d_ff: int, activation: str, normalization: str | None, dropout_p: float
+        self, d_model: int, d_ff: int, activation: Activation, normalization: Norm | None, dropout_p: float
     ) -> None:
         super().__init__(
             Linear(d_model, d_ff),
@@ -133,8 +133,8 @@ class ResidualActor(BaseActorHead):
         feature_dim: Size = 256,
         residual_ff_dim: Size = 512,
         residual_blocks: Size = 2,
-        activation: str = "leaky_relu",
-        normalization: str | None = "layer",
+        activation: Activation = "leaky_relu",
+        normalization: Norm | None = "layer",
         dropout_p: Probability = 0.0,
         continuous_dist_type: PolicyType = TanhGaussian,
         discrete_dist_type: PolicyType = Discrete,

@@ -12,6 +12,7 @@ import gin
 import torch
 from torch import Tensor
 
+from amago.nets.activations import Activation
 from amago.nets.actor_critic.base import BaseCriticHead
 from amago.nets.actor_critic.ensemble import EnsembleMLP
 from amago.nets.arguments import Probability, Size, check_arguments
@@ -78,7 +79,7 @@ class NCritics(BaseCriticHead):
         d_hidden: Size = 256,
         n_layers: Size = 2,
         dropout_p: Probability = 0.0,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__(
             state_dim=state_dim,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import kernels
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import leaky_slope
@@ -84,7 +84,7 @@ class EnsembleMLP(nn.Module):
         n_layers: Size,
         d_out: Size,
         dropout_p: Probability = 0.0,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
         self.inp_layer = EnsembleLinear(n, d_in, d_hidden)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from amago.kernels import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
 from amago.kernels.two_hot.reference import hl_gauss_labels, two_hot_labels
+from amago.nets.activations import Activation
 from amago.nets.actor_critic.base import BaseCriticHead
 from amago.nets.actor_critic.critic import state_action_mlp
 from amago.nets.actor_critic.ensemble import EnsembleMLP
@@ -90,7 +91,7 @@ class NCriticsTwoHot(BaseCriticHead):
         d_hidden: Size = 256,
         n_layers: Size = 2,
         dropout_p: Probability = 0.0,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         min_return: float | None = None,
         max_return: float | None = None,
         output_bins: Annotated[int, Ge(2), Le(2**20)] = 128,

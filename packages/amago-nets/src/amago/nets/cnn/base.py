@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Size, check_arguments
 
 
@@ -43,7 +43,7 @@ class CNN(nn.Module, ABC):
 
     @check_arguments
     def __init__(
-        self, img_shape: Sequence[Size], channels_first: bool = False, activation: str = "leaky_relu"
+        self, img_shape: Sequence[Size], channels_first: bool = False, activation: Activation = "leaky_relu"
     ) -> None:
         super().__init__()
         if len(img_shape) != 3:

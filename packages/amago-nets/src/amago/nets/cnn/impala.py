@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from annotated_types import MinLen
 from torch import Tensor, nn
 
+from amago.nets.activations import Activation
 from amago.nets.arguments import Size, check_arguments
 from amago.nets.cnn.base import CNN
 
@@ -69,7 +70,7 @@ class IMPALAishCNN(CNN):
         self,
         img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         cnn_block_depths: Annotated[Sequence[Size], MinLen(1)] = [16, 32, 32],
         post_group_norm: bool = True,
     ) -> None:

@@ -10,6 +10,7 @@ import gin
 from annotated_types import MinLen
 from torch import Tensor, nn
 
+from amago.nets.activations import Activation
 from amago.nets.arguments import Size, check_arguments
 from amago.nets.cnn.base import CNN, weight_init
 
@@ -23,7 +24,7 @@ class _ConvStack(CNN):
         self,
         img_shape: Sequence[int],
         channels_first: bool,
-        activation: str,
+        activation: Activation,
         channels: Sequence[int],
         kernels: Sequence[int],
         strides: Sequence[int],
@@ -77,7 +78,7 @@ class DrQCNN(_ConvStack):
 
     @check_arguments
     def __init__(
-        self, img_shape: Sequence[Size], channels_first: bool = False, activation: str = "leaky_relu"
+        self, img_shape: Sequence[Size], channels_first: bool = False, activation: Activation = "leaky_relu"
     ) -> None:
         super().__init__(
             img_shape, channels_first, activation, channels=[32] * 4, kernels=[3] * 4, strides=[2, 1, 1, 1]
@@ -106,7 +107,7 @@ class GridworldCNN(_ConvStack):
         self,
         img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         channels: Annotated[Sequence[Size], MinLen(1)] = [16, 32, 48],
         kernels: Annotated[Sequence[Size], MinLen(1)] = [2, 2, 2],
         strides: Annotated[Sequence[Size], MinLen(1)] = [1, 1, 1],
@@ -139,7 +140,7 @@ class SmallImageCNN(_ConvStack):
         self,
         img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         channels: Annotated[Sequence[Size], MinLen(1)] = [32, 48, 48],
         kernels: Annotated[Sequence[Size], MinLen(1)] = [3, 3, 3],
         strides: Annotated[Sequence[Size], MinLen(1)] | None = None,
@@ -171,7 +172,7 @@ class NatureishCNN(_ConvStack):
         self,
         img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         channels: Annotated[Sequence[Size], MinLen(1)] = [32, 64, 64],
         kernels: Annotated[Sequence[Size], MinLen(1)] = [8, 4, 3],
         strides: Annotated[Sequence[Size], MinLen(1)] = [4, 2, 1],

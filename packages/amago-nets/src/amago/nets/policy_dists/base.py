@@ -61,9 +61,9 @@ class PolicyOutput(ABC):
 
 
 def check_bounds(name: str, low: float, high: float | None) -> None:
-    """Raises ValueError unless 0 < low < high; None is no upper bound."""
-    if low <= 0.0 or (high is not None and high <= low):
-        raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
+    """Raises ValueError unless low < high; None is no upper bound."""
+    if high is not None and high <= low:
+        raise ValueError(f"{name}_high must be above {name}_low={low!r}, got {high!r}")
 
 
 def check_clip(clip: tuple[float, float]) -> tuple[float, float]:

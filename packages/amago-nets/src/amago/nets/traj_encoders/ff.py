@@ -5,12 +5,12 @@ from typing import Any
 import gin
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.ff import FFBlock, LayerType
 from amago.nets.linear import Linear, activated
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -42,9 +42,9 @@ class FFTrajEncoder(TrajEncoder):
         d_ff: Size | None = None,
         n_layers: Size = 1,
         dropout: Probability = 0.0,
-        activation: str = "leaky_relu",
-        norm: str | None = None,
-        out_norm: str | None = "layer",
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = None,
+        out_norm: Norm | None = "layer",
         layer_type: LayerType = Linear,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)

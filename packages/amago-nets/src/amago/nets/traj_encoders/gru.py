@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from amago.nets.arguments import Size, check_arguments
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -38,7 +38,7 @@ class GRUTrajEncoder(TrajEncoder):
         d_hidden: Size = 256,
         n_layers: Size = 2,
         d_output: Size = 256,
-        norm: str | None = "layer",
+        norm: Norm | None = "layer",
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         self.d_output = d_output

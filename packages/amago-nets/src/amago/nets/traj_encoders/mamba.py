@@ -18,7 +18,7 @@ from amago.kernels import linear, selective_scan, selective_scan_step
 from amago.kernels.backends import operations
 from amago.nets.arguments import Size, check_arguments
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
@@ -162,7 +162,7 @@ class MambaBlock(nn.Module):
         norm: kind of normalisation, see `amago.nets.ff.Normalization`.
     """
 
-    def __init__(self, mamba: Mamba, d_model: int, norm: str | None) -> None:
+    def __init__(self, mamba: Mamba, d_model: int, norm: Norm | None) -> None:
         super().__init__()
         self.mamba = mamba
         self.norm = Normalization(norm, d_model)
@@ -208,7 +208,7 @@ class MambaTrajEncoder(TrajEncoder):
         d_conv: Size = 4,
         expand: Size = 2,
         n_layers: Size = 3,
-        norm: str | None = "layer",
+        norm: Norm | None = "layer",
         backend: str = "auto",
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from amago.nets import transformer
+from amago.nets.activations import Activation
 from amago.nets.arguments import Probability, Size, check_arguments
+from amago.nets.normalization import Norm
 from amago.nets.traj_encoders.base import TrajEncoder, done_rows, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -70,8 +72,8 @@ class TformerTrajEncoder(TrajEncoder):
         dropout_emb: Probability = 0.05,
         dropout_attn: Probability = 0.00,
         dropout_qkv: Probability = 0.00,
-        activation: str = "leaky_relu",
-        norm: str = "layer",
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = "layer",
         pos_emb: str = "fixed",
         sigma_reparam: bool = True,
         normformer_norms: bool = True,

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import kernels
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.transformer.attention import SelfAttention
 from amago.nets.transformer.positions import RotaryPosEmb
 
@@ -159,8 +159,8 @@ class TransformerLayer(nn.Module):
         d_model: Size,
         d_ff: Size,
         dropout_ff: Probability = 0.1,
-        activation: str = "leaky_relu",
-        norm: str = "layer",
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = "layer",
         sigma_reparam: bool = True,
         normformer_norms: bool = True,
     ) -> None:

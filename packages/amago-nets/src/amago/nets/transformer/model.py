@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.transformer.cache import TformerHiddenState
 from amago.nets.transformer.layers import TransformerLayer
 from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         d_model: Size,
         layers: Sequence[TransformerLayer],
         dropout_emb: Probability = 0.05,
-        norm: str = "layer",
+        norm: Norm | None = "layer",
         pos_emb: str = "fixed",
         num_learned_positions: Size | None = None,
     ) -> None:

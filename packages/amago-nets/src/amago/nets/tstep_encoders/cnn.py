@@ -10,12 +10,12 @@ import gin
 import torch
 from torch import Tensor
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.cnn import CNN, NatureishCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
@@ -59,8 +59,8 @@ class CNNTstepEncoder(TstepEncoder):
         img_features: Size = 256,
         rl2_features: Size = 12,
         d_output: Size = 256,
-        out_norm: str | None = "layer",
-        activation: str = "leaky_relu",
+        out_norm: Norm | None = "layer",
+        activation: Activation = "leaky_relu",
         hide_rl2s: bool = False,
         drqv2_aug: bool = False,
         aug_pct_of_batch: Probability = 0.75,

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN, SmallImageCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
 from amago.nets.linear import Linear
+from amago.nets.normalization import Norm
 from amago.nets.specs import as_array_spec
 from amago.nets.utils import symlog
 
@@ -66,7 +67,7 @@ class ImageFeatures(nn.Module):
         cnn_type: type[CNN] | None = None,
         channels_first: bool | None = None,
         d_output: Size = 256,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
         drqv2_aug: bool = False,
         aug_pct_of_batch: Probability = 0.75,
     ) -> None:
@@ -122,8 +123,8 @@ class VectorFeatures(nn.Module):
         n_layers: Size = 1,
         d_hidden: Size = 128,
         d_output: Size = 64,
-        norm: str | None = None,
-        activation: str = "leaky_relu",
+        norm: Norm | None = None,
+        activation: Activation = "leaky_relu",
         normalize_inputs: bool = True,
         symlog_inputs: bool = False,
     ) -> None:
@@ -181,7 +182,7 @@ class TokenFeatures(nn.Module):
         d_emb: Size = 32,
         d_hidden: Size = 64,
         d_output: Size = 64,
-        activation: str = "leaky_relu",
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
         spec = as_array_spec(space)

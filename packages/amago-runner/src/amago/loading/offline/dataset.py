@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.arguments import Name, check_arguments
-from amago.hindsight import FrozenTraj, Relabeler, trajectory_filename, write_trajectory
+from amago.hindsight import FrozenTraj, trajectory_filename, write_trajectory
 from amago.loading.offline.array_files import (
     check_same_arrays,
     episodes_from_file,
@@ -67,7 +67,7 @@ class OfflineDataset(DiskTrajDataset):
         *,
         store: str | Path | None = None,
         dset_name: Name | None = None,
-        relabeler: Relabeler | Callable[[FrozenTraj], FrozenTraj] | None = None,
+        relabeler: Callable[[FrozenTraj], FrozenTraj] | None = None,
         sample_by: Literal["episodes", "timesteps"] = "episodes",
     ) -> None:
         name = dset_name or _name_of(source) or type(self).__name__
