@@ -16,7 +16,14 @@ import pytest
 import torch
 from annotated_types import Ge, Gt, MinLen, MultipleOf
 
-from amago.nets.arguments import MAY_BE_INFINITE, Probability, Size, check_arguments, check_fields, check_value
+from amago.nets.arguments import (
+    MAY_BE_INFINITE,
+    Probability,
+    Size,
+    check_arguments,
+    check_fields,
+    check_value,
+)
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -154,7 +161,9 @@ def test_class_argument_and_value_are_named_for_positions_keywords_and_subclasse
             make()
     with pytest.raises(ValueError, match="Did you mean 'rmsnorm'"):
         functools.partial(Layer, norm="rmsnorn")(4)
-    with pytest.raises(TypeError, match=r"Layer.__init__\(\) missing 1 required positional argument: 'width'"):
+    with pytest.raises(
+        TypeError, match=r"Layer.__init__\(\) missing 1 required positional argument: 'width'"
+    ):
         Layer()  # type: ignore[call-arg]
     assert Layer(np.int64(4), 0.1, others=3).width == 4
 

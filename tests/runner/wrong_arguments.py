@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from amago.agent import Agent, MultiTaskAgent, Multigammas
+from amago.agent import Agent, Multigammas, MultiTaskAgent
 from amago.envs import AMAGOEnv, SequenceWrapper
 from amago.envs.builtin.kshot import KShot
 from amago.envs.builtin.mazerunner import MazeRunnerAMAGOEnv, MazeRunnerGymEnv

@@ -193,7 +193,8 @@ def _factory_failure(value: Any, product: Any) -> Failure | None:
         is_factory = issubclass(value, product)
     else:
         is_factory = callable(value) and not isinstance(value, product)
-    words = f"a subclass of {product.__name__} (not an instance), or a function that returns an instance"
+    name = product.__name__
+    words = f"a function that returns a {name}, or a subclass of {name} (not an instance)"
     return None if is_factory else (TypeError, words)
 
 

@@ -7,7 +7,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,16 +70,18 @@ def _checks(folder: Path) -> Iterator[Check]:
         version = _version(name)
         remedy = "" if version else f"pip install {name}"
         yield Check(subject=name, found=version or "not installed", remedy=remedy)
-    for check in (_machine, lambda: _storage(folder), _environments, _self_test):
+    parts: dict[str, Callable[[], Iterator[Check]]] = {
+        "machine": _machine,
+        "storage": lambda: _storage(folder),
+        "environments": _environments,
+        "self-test": _self_test,
+    }
+    for subject, check in parts.items():
         try:
             yield from check()
         except Exception as error:
-            name = getattr(check, "__name__", "storage").strip("_")
-            yield Check(
-                subject=name.replace("_", " "),
-                found=f"{type(error).__name__}: {error}",
-                remedy="install the package that the error names, or report the error",
-            )
+            remedy = "mend what the error names; if that is amago itself, report it"
+            yield Check(subject=subject, found=f"{type(error).__name__}: {error}", remedy=remedy)
 
 
 def _version(name: str) -> str | None:

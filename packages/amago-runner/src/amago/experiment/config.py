@@ -240,10 +240,10 @@ class ExperimentConfig:
         missing = [field.name for field in fields(self) if getattr(self, field.name) is REQUIRED]
         if missing:
             raise TypeError(f"{type(self).__name__} is missing the arguments {', '.join(missing)}")
+        self._validate_types()
         check_fields(self)
         self._validate_folders_and_dataset()
         self._validate_combinations()
-        self._validate_types()
         self._validate_env_makers()
 
     def _validate_folders_and_dataset(self) -> None:

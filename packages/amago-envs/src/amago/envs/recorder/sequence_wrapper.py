@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv, StepResult
-from amago.envs.arguments import Size, check_arguments
+from amago.envs.arguments import Size, check_arguments, check_fields
 from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.metrics import (
     ReturnHistory,
@@ -224,11 +224,12 @@ class EnvCreator:
     make_env: Callable[[], AMAGOEnv]
     exploration_wrapper_type: type[Any] | None
     save_trajs_to: str | Path | None
-    save_every_low: int | None
-    save_every_high: int | None
+    save_every_low: Size | None
+    save_every_high: Size | None
     save_trajs_as: Literal["npz", "npz-compressed", "traj"]
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.save_every_low is None) != (self.save_every_high is None):
             raise ValueError(
                 "save_every_low and save_every_high go together, "

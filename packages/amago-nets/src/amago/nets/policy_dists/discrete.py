@@ -199,7 +199,7 @@ class DiscreteLikeContinuous:
     """
 
     def __init__(self, categorical: Categorical, gumbel_softmax_temperature: float = 0.5) -> None:
-        if gumbel_softmax_temperature <= 0.0:
+        if not gumbel_softmax_temperature > 0.0:
             raise ValueError(
                 f"gumbel_softmax_temperature must be positive, got {gumbel_softmax_temperature!r}"
             )
