@@ -338,12 +338,12 @@ def single_value(name: str, value: Any, dtype: Any) -> Any:
 
 def _row_values(name: str, values: Any, dtype: Any, num_envs: int) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.array(values, dtype=None if dtype == np.bool_ else dtype)
+        array: npt.NDArray[Any] = np.array(values, dtype=None if dtype is np.bool_ else dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the environment returned {values!r} as {name}: {error}") from error
-    if dtype == np.bool_:
+    if dtype is np.bool_ and array.dtype != np.bool_:
         # Strings and other objects would count as true.
-        if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
+        if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
             raise ValueError(f"the environment returned {values!r} as {name}, must be True or False")
         array = array.astype(np.bool_)
     if array.size != num_envs:

@@ -152,7 +152,7 @@ class BatchedStepper:
                 # Some environments return one-element arrays or numbers.
                 for row, value in enumerate(values):
                     self.active = row
-                    array[row] = single_value(name, value, array.dtype)
+                    array[row] = single_value(name, value, array.dtype.type)
         finite = np.isfinite(arrays.rewards)
         if not finite.all():
             self.active = row = int(finite.argmin())
