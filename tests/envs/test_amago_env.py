@@ -59,9 +59,9 @@ def test_seeds_reach_the_environment():
 def test_other_things_than_gymnasium_environments_are_refused():
     with pytest.raises(TypeError, match="not a gymnasium"):
         AMAGOEnv(object(), env_name="x")
-    with pytest.raises(TypeError, match="env_name is 3"):
+    with pytest.raises(TypeError, match="env_name must be a string or None, got 3"):
         AMAGOEnv(gym.make("CartPole-v1"), env_name=3)
-    with pytest.raises(ValueError, match="batched_envs is 0"):
+    with pytest.raises(ValueError, match="batched_envs must be at least 1, got 0"):
         AMAGOEnv(gym.make("CartPole-v1"), batched_envs=0)
     unbounded = gym.make("CartPole-v1").unwrapped
     unbounded.action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)

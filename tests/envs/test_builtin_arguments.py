@@ -24,7 +24,7 @@ def test_a_size_that_is_no_whole_number_is_named(make, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MetaFrozenLake(1), "size must be at least 2 .a start and a goal., got 1"),
+        (lambda: MetaFrozenLake(1), "size must be at least 2, got 1"),
         (lambda: RoomKeyDoor(meta_rollout_horizon=0), "meta_rollout_horizon must be at least 1, got 0"),
         (lambda: TMazeAltActive(0), "corridor_length must be at least 1, got 0"),
     ],

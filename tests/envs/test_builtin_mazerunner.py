@@ -471,7 +471,7 @@ def test_real_episodes_are_relabelled_to_what_the_environment_would_have_stored(
 
 
 def test_wrong_arguments_and_trajectories_are_named():
-    with pytest.raises(ValueError, match="strategy must be one of none, some, all, got 'most'"):
+    with pytest.raises(ValueError, match="strategy must be one of 'none', 'some', 'all', got 'most'"):
         HindsightInstructionReplay(3, "most")
     with pytest.raises(ValueError, match="num_goals"):
         HindsightInstructionReplay(0)

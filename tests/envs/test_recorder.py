@@ -167,8 +167,8 @@ def test_lengths_do_not_vary_when_save_len_is_max_seq_len_or_staggering_is_off()
     [
         (4, "at least max_seq_len"),
         (7.5, "whole number"),
-        (np.nan, "whole number"),
-        (-np.inf, "whole number"),
+        (np.nan, "must be above 0"),
+        (-np.inf, "must be above 0"),
     ],
 )
 def test_an_invalid_save_len_is_refused(save_len, message):

@@ -72,9 +72,10 @@ def test_help_of_the_command_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_both_registries_are_the_same_file() -> None:
-    nets = PACKAGES / "amago-nets/src/amago/nets/registry.py"
-    envs = PACKAGES / "amago-envs/src/amago/envs/registry.py"
+@pytest.mark.parametrize("name", ["arguments.py", "registry.py"])
+def test_both_copies_of_a_shared_module_are_equal(name: str) -> None:
+    nets = PACKAGES / "amago-nets/src/amago/nets" / name
+    envs = PACKAGES / "amago-envs/src/amago/envs" / name
     assert nets.read_bytes() == envs.read_bytes()
 
 

@@ -64,7 +64,7 @@ def test_a_user_network_only_needs_conv_forward():
             lambda: GridworldCNN((8, 8, 3), False, "relu")(torch.zeros(1, 1, 3, 8, 8)),
             r"end in shape \(8, 8, 3\)",
         ),
-        (lambda: DrQv2Aug(-1, channels_first=False), "pad must not be negative, got -1"),
+        (lambda: DrQv2Aug(-1, channels_first=False), "pad must be at least 0, got -1"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

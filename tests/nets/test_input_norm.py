@@ -84,7 +84,7 @@ def test_the_batch_mask_decides_what_is_padding():
 def test_arguments_out_of_range_are_refused():
     with pytest.raises(ValueError, match="dim must be at least 1, got 0"):
         InputNorm(0)
-    with pytest.raises(ValueError, match=r"beta must be between 0 and 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"beta must be below 1, got 1\.5"):
         InputNorm(3, beta=1.5)
 
 

@@ -191,7 +191,7 @@ def test_the_share_of_clean_sequences_is_rounded_up_but_never_all(batch_size, sh
         (lambda: CNNTstepEncoder({"observation": (40, 44, 3)}, (4,), drqv2_aug=True), "square.*40 x 44"),
         (
             lambda: CNNTstepEncoder({"observation": (40, 40, 3)}, (4,), drqv2_aug=True, aug_pct_of_batch=75),
-            "share.*got 75",
+            "aug_pct_of_batch must be at most 1, got 75",
         ),
         (
             lambda: FFTstepEncoder({"pos": (4,)}, (4,), specify_obs_keys=["poss"]),

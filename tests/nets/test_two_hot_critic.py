@@ -120,14 +120,14 @@ def test_the_support_is_wide_by_default_and_set_by_gin():
     ("kwargs", "message"),
     [
         ({"init_value": 11.0, "max_return": 10.0}, "init_value must lie between min_return=-100000.0 and"),
-        ({"init_value": math.nan}, "init_value must lie between"),
+        ({"init_value": math.nan}, "init_value must be a number"),
         (
             {"min_return": 5.0, "max_return": 5.0},
             r"min_return must be smaller than max_return, got 5\.0 and 5\.0",
         ),
         ({"output_bins": 1}, "output_bins must be at least 2, got 1"),
-        ({"label_type": "one-hot"}, "label_type must be 'twohot' or 'hlgauss', got 'one-hot'"),
-        ({"sigma": -1.0}, r"sigma must be a positive number of bin widths, got -1\.0"),
+        ({"label_type": "one-hot"}, "label_type must be one of 'twohot', 'hlgauss', got 'one-hot'"),
+        ({"sigma": -1.0}, r"sigma must be above 0, got -1\.0"),
     ],
 )
 def test_settings_out_of_range_are_named(kwargs, message):

@@ -262,7 +262,7 @@ def test_the_command_trains_with_worker_processes(tmp_path: Path) -> None:
     [
         ([], "continue it with --resume, replace it with --overwrite"),
         (["--overwrite", "--learning-rate", "0"], "learning_rate"),
-        (["--overwrite", "--set", "Agent.gamma=7"], "gamma must lie between 0 and 1, got 7"),
+        (["--overwrite", "--set", "Agent.gamma=7"], "gamma must be at most 1, got 7"),
         (["--overwrite", "--set", "TformerTrajEncoder.n_heads=7"], "n_heads"),
         (
             ["--overwrite", "--set", "TformerTrajEncoder.attention_type=@SlidingWindowFlexAttention"],

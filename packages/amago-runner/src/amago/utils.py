@@ -10,14 +10,16 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import numpy as np
 import torch
+from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from amago.envs.arguments import NonNegative, check_arguments
 from amago.nets.masking import masked_avg
 
 __all__ = [
@@ -60,17 +62,16 @@ class AdamWRel(torch.optim.AdamW):
         ValueError: `reset_interval` is below 1.
     """
 
+    @check_arguments
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        reset_interval: int = gin.REQUIRED,
+        lr: NonNegative = 1e-3,
+        betas: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 1e-2,
+        reset_interval: Annotated[int, Ge(1)] = gin.REQUIRED,
     ) -> None:
-        if reset_interval < 1:
-            raise ValueError(f"reset_interval must be at least 1 step, not {reset_interval!r}")
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         for group in self.param_groups:
             group["reset_interval"] = int(reset_interval)

@@ -12,11 +12,12 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import gin
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from amago.agent import losses
@@ -28,10 +29,13 @@ from amago.agent.filters import binary_filter, with_bindings
 from amago.agent.gammas import Multigammas
 from amago.agent.return_head import RecordedValues, RegressionHead, ReturnHead
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCritics, PopArtLayer
+from amago.nets.arguments import NonNegative, Positive, Probability, Size, check_arguments
 from amago.nets.data_parallel import relative_share
 from amago.nets.masking import masked_avg
 from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
+from amago.nets.registry import did_you_mean
+from amago.nets.specs import as_obs_spec
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -78,33 +82,34 @@ class Agent(BaseAgent):
     return_head_type: type[ReturnHead] = RegressionHead
     gammas: Tensor
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
         action_space: Any,
-        max_seq_len: int,
+        max_seq_len: Size,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
-        num_critics: int = 4,
-        num_critics_td: int = 2,
-        online_coeff: float = 1.0,
-        offline_coeff: float = 0.1,
-        critic_loss_weight: float = 10.0,
-        gamma: float = 0.999,
-        reward_multiplier: float = 10.0,
-        tau: float = 0.003,
+        num_critics: Size = 4,
+        num_critics_td: Size = 2,
+        online_coeff: NonNegative = 1.0,
+        offline_coeff: NonNegative = 0.1,
+        critic_loss_weight: NonNegative = 10.0,
+        gamma: Probability = 0.999,
+        reward_multiplier: Positive = 10.0,
+        tau: Annotated[float, Gt(0), Le(1)] = 0.003,
         fake_filter: bool = False,
-        num_actions_for_value_in_critic_loss: int = 1,
-        num_actions_for_value_in_actor_loss: int = 1,
+        num_actions_for_value_in_critic_loss: Size = 1,
+        num_actions_for_value_in_actor_loss: Size = 1,
         fbc_filter_func: Callable[..., Tensor] = binary_filter,
         popart: bool = True,
         use_target_actor: bool = True,
         use_multigamma: bool = True,
-        n_step: int = 1,
+        n_step: Size = 1,
         actor_type: Callable[..., BaseActorHead] = Actor,
         critic_type: Callable[..., BaseCriticHead] = NCritics,
-        pass_obs_keys_to_actor: list[str] | None = None,
+        pass_obs_keys_to_actor: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             obs_space=obs_space,
@@ -141,26 +146,19 @@ class Agent(BaseAgent):
         self._trained_networks = {name.partition(".")[0] for name, _ in self.named_parameters()}
 
     def _check_settings(self) -> None:
-        """Raises ValueError for settings outside their ranges."""
-        if not 1 <= self.num_critics_td <= self.num_critics:
+        """Raises ValueError for settings that contradict each other."""
+        if self.num_critics_td > self.num_critics:
             raise ValueError(
-                f"num_critics_td must lie between 1 and num_critics ({self.num_critics}), "
-                f"got {self.num_critics_td}"
+                f"num_critics_td must be at most num_critics ({self.num_critics}), got {self.num_critics_td}"
             )
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"gamma must lie between 0 and 1, got {self.gamma}")
-        if not 0.0 < self.tau <= 1.0:
-            raise ValueError(f"tau must lie in (0, 1], got {self.tau}")
-        if self.n_step < 1:
-            raise ValueError(f"n_step must be at least 1, got {self.n_step}")
-        if self.online_coeff < 0 or self.offline_coeff < 0 or self.online_coeff + self.offline_coeff == 0:
+        if self.online_coeff + self.offline_coeff == 0:
+            raise ValueError("online_coeff and offline_coeff must not both be 0: the actor would not learn")
+        keys = as_obs_spec(self.obs_space)
+        if unknown := [key for key in self.pass_obs_keys_to_actor if key not in keys]:
             raise ValueError(
-                "online_coeff and offline_coeff must not be negative, nor both 0, "
-                f"got {self.online_coeff} and {self.offline_coeff}"
+                f"pass_obs_keys_to_actor has {unknown}, but the keys of the observation are {sorted(keys)}."
+                f"{did_you_mean(unknown[0], keys)}"
             )
-        for name in ("num_actions_for_value_in_critic_loss", "num_actions_for_value_in_actor_loss"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def init_actor_critic(self) -> None:
         """Builds actor, critics, their targets and the return head."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from amago.agent.batch import Batch
 from amago.agent.diagnostics import grad_norm
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.masking import MAGIC_PAD_VAL, timestep_mask
 from amago.nets.registry import Registry
 from amago.nets.specs import as_action_spec
@@ -50,18 +51,17 @@ class BaseAgent(nn.Module, ABC):
 
     pad_val: float = MAGIC_PAD_VAL
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
         action_space: Any,
-        max_seq_len: int,
+        max_seq_len: Size,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
     ) -> None:
         super().__init__()
-        if max_seq_len < 1:
-            raise ValueError(f"max_seq_len must be at least 1 timestep, got {max_seq_len}")
         self.obs_space = obs_space
         self.rl2_space = rl2_space
         self.action_space = action_space

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import gin
 
+from amago.nets.arguments import Probability, check_arguments
+
 _DEFAULT = [0.1, 0.9, 0.95, 0.97, 0.99, 0.995]
 
 
@@ -21,9 +23,9 @@ class Multigammas:
         ValueError: if a discount lies outside [0, 1].
     """
 
-    def __init__(self, discrete: Sequence[float] = _DEFAULT, continuous: Sequence[float] = _DEFAULT) -> None:
+    @check_arguments
+    def __init__(
+        self, discrete: Sequence[Probability] = _DEFAULT, continuous: Sequence[Probability] = _DEFAULT
+    ) -> None:
         self.discrete = list(discrete)
         self.continuous = list(continuous)
-        for name, gammas in (("discrete", self.discrete), ("continuous", self.continuous)):
-            if any(not 0.0 <= gamma <= 1.0 for gamma in gammas):
-                raise ValueError(f"Multigammas.{name} must hold discounts between 0 and 1, got {gammas}")

@@ -7,10 +7,11 @@ reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import gin
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from amago.agent.agent import Agent
@@ -18,6 +19,7 @@ from amago.agent.base import register_agent
 from amago.agent.filters import binary_filter
 from amago.agent.return_head import ClassificationHead, ReturnHead
 from amago.nets.actor_critic import Actor, BaseActorHead, BaseCriticHead, NCriticsTwoHot
+from amago.nets.arguments import NonNegative, Positive, Probability, Size, check_arguments
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
@@ -46,6 +48,7 @@ class MultiTaskAgent(Agent):
 
     return_head_type: type[ReturnHead] = ClassificationHead
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
@@ -53,26 +56,26 @@ class MultiTaskAgent(Agent):
         action_space: Any,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        num_critics: int = 4,
-        num_critics_td: int = 2,
-        online_coeff: float = 0.0,
-        offline_coeff: float = 1.0,
-        critic_loss_weight: float = 10.0,
-        gamma: float = 0.999,
-        reward_multiplier: float = 10.0,
-        tau: float = 0.003,
+        max_seq_len: Size,
+        num_critics: Size = 4,
+        num_critics_td: Size = 2,
+        online_coeff: NonNegative = 0.0,
+        offline_coeff: NonNegative = 1.0,
+        critic_loss_weight: NonNegative = 10.0,
+        gamma: Probability = 0.999,
+        reward_multiplier: Positive = 10.0,
+        tau: Annotated[float, Gt(0), Le(1)] = 0.003,
         fake_filter: bool = False,
-        num_actions_for_value_in_critic_loss: int = 1,
-        num_actions_for_value_in_actor_loss: int = 3,
+        num_actions_for_value_in_critic_loss: Size = 1,
+        num_actions_for_value_in_actor_loss: Size = 3,
         fbc_filter_func: Callable[..., Tensor] = binary_filter,
         popart: bool = True,
         use_target_actor: bool = True,
         use_multigamma: bool = True,
-        n_step: int = 1,
+        n_step: Size = 1,
         actor_type: Callable[..., BaseActorHead] = Actor,
         critic_type: Callable[..., BaseCriticHead] = NCriticsTwoHot,
-        pass_obs_keys_to_actor: list[str] | None = None,
+        pass_obs_keys_to_actor: Sequence[str] | None = None,
     ) -> None:
         # Every argument is passed, so that gin bindings of `Agent` do not apply here.
         super().__init__(

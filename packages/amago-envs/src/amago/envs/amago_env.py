@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.actions import make_action_codec
+from amago.envs.arguments import Name, Size, check_arguments
 from amago.envs.gymnasium_compat import RESET_ROWS, ForwardingWrapper, adapt_vector_env, find_owner
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX, ReturnHistory, SpecialMetricHistory
 from amago.envs.observations import ObservationMapper
@@ -78,17 +79,14 @@ class AMAGOEnv(ForwardingWrapper):
         ValueError: for an unbounded Box of actions, or `batched_envs` below 1.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], env_name: str | None = None, batched_envs: int = 1) -> None:
+    @check_arguments
+    def __init__(self, env: gym.Env[Any, Any], env_name: Name | None = None, batched_envs: Size = 1) -> None:
         env = adapt_vector_env(env, batched_envs)
         if not isinstance(env, gym.Env):
             raise TypeError(
                 f"env is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; environments of the "
                 "older gym interface can be converted with the shimmy package"
             )
-        if int(batched_envs) < 1:
-            raise ValueError(f"batched_envs is {batched_envs}; it counts environments and must be at least 1")
-        if env_name is not None and not isinstance(env_name, str):
-            raise TypeError(f"env_name is {env_name!r}, must be a string, or None to ask the environment")
         super().__init__(env)
         self.batched_envs = int(batched_envs)
         self._env_name = env_name
@@ -351,9 +349,14 @@ def single_value(name: str, value: Any, dtype: Any) -> Any:
 
 def _row_values(name: str, values: Any, dtype: Any, num_envs: int) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.array(values, dtype=dtype)
+        array: npt.NDArray[Any] = np.array(values, dtype=None if dtype is np.bool_ else dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the environment returned {values!r} as {name}: {error}") from error
+    if dtype is np.bool_ and array.dtype != np.bool_:
+        # Strings and other objects would count as true.
+        if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
+            raise ValueError(f"the environment returned {values!r} as {name}, must be True or False")
+        array = array.astype(np.bool_)
     if array.size != num_envs:
         raise ValueError(
             f"the environment returned {name} of shape {array.shape}; it needs one value for each of "

@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
+from annotated_types import MinLen
 
 from amago.envs.actions import ContinuousActionWrapper, DiscreteActionWrapper, MultiBinaryActionWrapper
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.arguments import check_arguments
 from amago.envs.observations import extend_box_obs_space_by, space_convert
 from amago.envs.vector import PolicyInput, VectorEnv, make_vector_env
 from amago.envs.vector.make import available_cores
@@ -79,6 +81,7 @@ class AlreadyVectorizedEnv(_VectorAdapter):
         ValueError: unless there is exactly one.
     """
 
+    @check_arguments
     def __init__(self, env_funcs: Sequence[Callable[[], AMAGOEnv]]) -> None:
         if len(env_funcs) != 1:
             raise ValueError(
@@ -94,5 +97,6 @@ class DummyAsyncVectorEnv(_VectorAdapter):
         env_funcs: callables that make one environment each.
     """
 
-    def __init__(self, env_funcs: Sequence[Callable[[], AMAGOEnv]]) -> None:
+    @check_arguments
+    def __init__(self, env_funcs: Annotated[Sequence[Callable[[], AMAGOEnv]], MinLen(1)]) -> None:
         super().__init__(make_vector_env(env_funcs, env_mode="sync"))

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from amago.envs.arguments import check_arguments
+
 AMAGO_ENV_LOG_PREFIX = "AMAGO_LOG_METRIC"
 
 
@@ -121,6 +123,7 @@ class ReturnHistory:
         env_name: listed from the start, without episodes.
     """
 
+    @check_arguments
     def __init__(self, env_name: str) -> None:
         self.data: dict[str, list[float]] = {env_name: []}
 
@@ -136,6 +139,7 @@ class SpecialMetricHistory:
         env_name: listed from the start, without metrics.
     """
 
+    @check_arguments
     def __init__(self, env_name: str) -> None:
         self.data: dict[str, dict[str, list[float]]] = {env_name: {}}
 

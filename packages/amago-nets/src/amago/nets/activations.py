@@ -1,10 +1,15 @@
 """Activation functions by name, and a learnable one."""
 
+from typing import Literal
+
 import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.arguments import check_arguments
 from amago.nets.registry import did_you_mean
+
+Activation = Literal["leaky_relu", "relu", "gelu", "mish", "adaptive"]
 
 # Coefficients of a rational function of degrees 5 and 4 that approximates a leaky ReLU, from Molina et al. 2020,
 # "Padé Activation Units".
@@ -30,6 +35,7 @@ class SlowAdaptiveRational(nn.Module):
         trainable: whether the ten coefficients are learned.
     """
 
+    @check_arguments
     def __init__(self, trainable: bool = True) -> None:
         super().__init__()
         self.numerator = nn.Parameter(torch.tensor(_NUMERATOR), requires_grad=trainable)

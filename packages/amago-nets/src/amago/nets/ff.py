@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
-from amago.nets.normalization import Normalization, SimNorm
+from amago.nets.normalization import Norm, Normalization, SimNorm
 
 __all__ = ["MLP", "FFBlock", "Normalization", "SimNorm"]
 
@@ -31,13 +32,14 @@ class FFBlock(nn.Module):
         layer_type: constructor of both layers, called with (inputs, outputs).
     """
 
+    @check_arguments
     def __init__(
         self,
-        d_model: int,
-        d_ff: int,
-        dropout: float = 0.0,
-        activation: str = "leaky_relu",
-        norm: str | None = None,
+        d_model: Size,
+        d_ff: Size,
+        dropout: Probability = 0.0,
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = None,
         layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
@@ -72,20 +74,19 @@ class MLP(nn.Module):
         ValueError: if `n_layers` is below 1.
     """
 
+    @check_arguments
     def __init__(
         self,
-        d_inp: int,
-        d_hidden: int,
-        n_layers: int,
-        d_output: int,
-        activation: str = "leaky_relu",
-        normalization: str | None = None,
-        dropout_p: float = 0.0,
+        d_inp: Size,
+        d_hidden: Size,
+        n_layers: Size,
+        d_output: Size,
+        activation: Activation = "leaky_relu",
+        normalization: Norm | None = None,
+        dropout_p: Probability = 0.0,
         layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
-        if n_layers < 1:
-            raise ValueError(f"n_layers must be at least 1, got {n_layers!r}; for a linear map use nn.Linear")
         self.in_layer = layer_type(d_inp, d_hidden)
         self.in_norm = Normalization(normalization, d_hidden)
         self.layers = nn.ModuleList(layer_type(d_hidden, d_hidden) for _ in range(n_layers - 1))

@@ -4,10 +4,14 @@ Shapes: B batch, L timesteps, K goals of width D each.
 """
 
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
+
+from amago.nets.arguments import Size, check_arguments
 
 
 class _GoalEmb(nn.Module, ABC):
@@ -41,12 +45,15 @@ class FFGoalEmb(_GoalEmb):
         zero_embedding: return zeros of the same shape.
     """
 
+    @check_arguments
     def __init__(
-        self, goal_length: int, goal_dim: int, goal_emb_dim: int = 32, zero_embedding: bool = False
+        self,
+        goal_length: Size,
+        goal_dim: Size,
+        goal_emb_dim: Annotated[Size, Ge(2)] = 32,
+        zero_embedding: bool = False,
     ) -> None:
         super().__init__(goal_length, goal_dim, goal_emb_dim, zero_embedding)
-        if goal_emb_dim < 2:
-            raise ValueError(f"goal_emb_dim must be at least 2, got {goal_emb_dim!r}")
         self.ff1 = nn.Linear(goal_length * goal_dim, goal_emb_dim // 2)
         self.ff2 = nn.Linear(goal_emb_dim // 2, goal_emb_dim)
         self.goal_norm = nn.LayerNorm(goal_emb_dim)
@@ -71,15 +78,16 @@ class TokenGoalEmb(_GoalEmb):
         zero_embedding: return zeros of the same shape.
     """
 
+    @check_arguments
     def __init__(
         self,
-        goal_length: int,
-        goal_dim: int,
+        goal_length: Size,
+        goal_dim: Size,
         min_token: int = -128,
         max_token: int = 128,
-        goal_emb_dim: int = 32,
-        embedding_dim: int = 16,
-        hidden_size: int = 64,
+        goal_emb_dim: Size = 32,
+        embedding_dim: Size = 16,
+        hidden_size: Size = 64,
         zero_embedding: bool = False,
     ) -> None:
         super().__init__(goal_length, goal_dim, goal_emb_dim, zero_embedding)

@@ -9,10 +9,14 @@ the statistics of the whole batch.
 Shapes: `val` is (B, L, D), or any (..., D).
 """
 
+from typing import Annotated
+
 import gin
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
+from amago.nets.arguments import Positive, Size, check_arguments
 from amago.nets.data_parallel import sum_over_ranks
 from amago.nets.masking import current_timestep_mask, mask_from_filler
 from amago.nets.precision import at_least_float32
@@ -42,12 +46,15 @@ class InputNorm(nn.Module):
     nu: Tensor
     _t: Tensor
 
-    def __init__(self, dim: int, beta: float = 1e-4, init_nu: float = 1.0, skip: bool = False) -> None:
+    @check_arguments
+    def __init__(
+        self,
+        dim: Size,
+        beta: Annotated[float, Gt(0), Lt(1)] = 1e-4,
+        init_nu: Positive = 1.0,
+        skip: bool = False,
+    ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim!r}")
-        if not 0.0 < beta < 1.0:
-            raise ValueError(f"beta must be between 0 and 1, got {beta!r}")
         self.beta = beta
         self.skip = skip
         self.register_buffer("mu", torch.zeros(dim))

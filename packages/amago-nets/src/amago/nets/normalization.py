@@ -15,14 +15,16 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.registry import did_you_mean
+from amago.nets.arguments import Size, check_arguments
 
+Norm = Literal["none", "layer", "rmsnorm", "unitball", "unitball-detach", "hypersphere", "simnorm"]
 EPS = 1e-5
 
 
@@ -68,10 +70,9 @@ class SimNorm(nn.Module):
         dim: size of a group; the last axis must be a multiple of it.
     """
 
-    def __init__(self, dim: int = 8) -> None:
+    @check_arguments
+    def __init__(self, dim: Size = 8) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim!r}")
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,13 +105,10 @@ class Normalization(nn.Module):
         ValueError: for an unknown method; suggests the nearest.
     """
 
-    def __init__(self, method: str | None, d_model: int) -> None:
+    @check_arguments
+    def __init__(self, method: Norm | None, d_model: Size) -> None:
         super().__init__()
-        name = "none" if method is None else method
-        if name not in _METHODS:
-            hint = did_you_mean(name, _METHODS)
-            raise ValueError(f"unknown normalization {method!r}. Choose from {', '.join(_METHODS)}.{hint}")
-        self.norm = _METHODS[name](d_model)
+        self.norm = _METHODS[method or "none"](d_model)
         if isinstance(self.norm, SimNorm) and d_model % self.norm.dim:
             raise ValueError(f"simnorm needs d_model to be a multiple of {self.norm.dim}, got {d_model}")
 

@@ -181,8 +181,8 @@ def as_action_spec(space: Any) -> ActionSpec:
     spec = _action_spec(space)
     if spec is None:
         raise TypeError(
-            f"unsupported action space {space!r}: action spaces are Discrete, MultiDiscrete, MultiBinary or Box "
-            "(or an amago.nets.specs.ActionSpec)"
+            f"unsupported action space, action_space={space!r}: action spaces are Discrete, MultiDiscrete, "
+            "MultiBinary or Box (or an amago.nets.specs.ActionSpec)"
         )
     return spec
 

@@ -17,7 +17,6 @@ from amago.cli.recipe import ENVIRONMENT, GIN, RUN
 from amago.cli.run_folders import default_run_name, find_run
 
 app = typer.Typer(
-    help="Train and evaluate reinforcement learning agents that adapt through memory.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -55,6 +54,23 @@ Set = Annotated[
     ),
 ]
 RUNS = Path("runs")
+
+
+def _print_versions(value: bool) -> None:
+    if value:
+        from amago.cli.doctor import version_lines
+
+        print("\n".join(version_lines()))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Show all versions.")
+    ] = False,
+) -> None:
+    """Train and evaluate reinforcement learning agents that adapt through memory."""
 
 
 @app.command(cls=_Command, epilog="Later wins: defaults, options, --gin files from left to right, --set.")
@@ -449,4 +465,16 @@ def sweep(
         console=Console(),
     )
     if not finished:
+        raise typer.Exit(1)
+
+
+@app.command(cls=_Command)
+def doctor(run_dir: RunDir = RUNS) -> None:
+    """Check installation, devices, backends, disk and memory, and train for a moment in a temporary folder.
+
+    The exit status is 1, with a remedy, if anything is not in order.
+    """
+    from amago.cli.doctor import run_doctor
+
+    if not run_doctor(Console(), run_dir):
         raise typer.Exit(1)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
+from annotated_types import Ge, Gt, Le, MultipleOf
 
+from amago.envs.arguments import (
+    MAY_BE_INFINITE,
+    Count,
+    Name,
+    NonNegative,
+    Positive,
+    Size,
+    check_fields,
+)
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.envs.registry import did_you_mean
 from amago.experiment.callbacks import Callback
@@ -28,79 +36,11 @@ if TYPE_CHECKING:
 
     EnvMaker = Callable[[], AMAGOEnv]
 
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "env_mode": ("async", "sync", "already_vectorized"),
-    "save_trajs_as": ("npz", "npz-compressed", "traj"),
-    "padded_sampling": ("none", "both", "left", "right"),
-    "mixed_precision": ("no", "bf16"),
-    "async_env_mp_context": (None, "fork", "spawn", "forkserver"),
-    "compile": (True, False, "auto"),
-    "resume": (True, False, "auto"),
-}
+Epoch = Annotated[float, Ge(0), MultipleOf(1), MAY_BE_INFINITE]
+Epochs = Annotated[float, Ge(1), MultipleOf(1), MAY_BE_INFINITE]
+MAX_BATCH_SIZE = 2**20
 # Arguments that create a DiskTrajDataset when no dataset is given.
 DATASET_ARGUMENTS = ("dset_root", "dset_name", "dset_max_size")
-
-
-@dataclass(frozen=True)
-class _Range:
-    """Accepted values of a numeric argument: at least `least`, or above it if `above` is set."""
-
-    least: int
-    _: KW_ONLY
-    above: bool = False
-    integer: bool = True
-    infinite: bool = False
-    optional: bool = False
-
-    def check(self, name: str, value: Any) -> None:
-        """Raises a TypeError if `value` is not a number, and a ValueError if it is out of range."""
-        if value is None and self.optional:
-            return
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
-            raise TypeError(f"{name} is {value!r}, must be {self}")
-        number = float(value)
-        in_range = number > self.least if self.above else number >= self.least
-        allowed = self.infinite if math.isinf(number) else not self.integer or number.is_integer()
-        if not (in_range and allowed):
-            raise ValueError(f"{name} is {value!r}, must be {self}")
-
-    def __str__(self) -> str:
-        kind = "an integer" if self.integer else "a number"
-        bound = "above" if self.above else "of at least"
-        return f"{kind} {bound} {self.least}, {'or infinite' if self.infinite else 'finite'}"
-
-
-RANGES = {
-    "max_seq_len": _Range(1),
-    "val_timesteps_per_epoch": _Range(0),
-    "parallel_actors": _Range(1),
-    "force_reset_train_envs_every": _Range(1, infinite=True, optional=True),
-    "log_interval": _Range(1),
-    "traj_save_len": _Range(0, above=True, integer=False, infinite=True),
-    "dloader_workers": _Range(0),
-    "epochs": _Range(0, infinite=True),
-    "start_learning_at_epoch": _Range(0, infinite=True),
-    "start_collecting_at_epoch": _Range(0, infinite=True),
-    "train_timesteps_per_epoch": _Range(0),
-    "train_batches_per_epoch": _Range(1),
-    "val_interval": _Range(1, infinite=True, optional=True),
-    "ckpt_interval": _Range(1, infinite=True, optional=True),
-    "batch_size": _Range(1),
-    "batches_per_update": _Range(1),
-    "learning_rate": _Range(0, above=True, integer=False),
-    "lr_warmup_steps": _Range(0),
-    "grad_clip": _Range(0, above=True, integer=False, infinite=True),
-    "l2_coeff": _Range(0, integer=False),
-    "seed": _Range(0, optional=True),
-    "envs_per_worker": _Range(1, optional=True),
-    "env_timeout": _Range(0, above=True, integer=False, infinite=True, optional=True),
-    "dset_max_size": _Range(1, optional=True),
-    "data_timeout": _Range(0, integer=False, infinite=True),
-    "max_nonfinite_updates": _Range(1),
-    "keep_last": _Range(1, optional=True),
-    "keep_every": _Range(1, optional=True),
-    "keep_best": _Range(0),
-}
 
 
 class _Required:
@@ -204,67 +144,67 @@ class ExperimentConfig:
             `buffer/` of its folder if this run collects; protected trajectories and other files stay.
     """
 
-    run_name: str
+    run_name: Name
     ckpt_base_dir: str | os.PathLike[str] | None = None
-    max_seq_len: int = REQUIRED
+    max_seq_len: Size = REQUIRED
     dataset: RLDataset | None = None
     tstep_encoder_type: Callable[..., TstepEncoder] = REQUIRED
     traj_encoder_type: Callable[..., TrajEncoder] = REQUIRED
     agent_type: Callable[..., BaseAgent] = REQUIRED
-    val_timesteps_per_epoch: int = REQUIRED
+    val_timesteps_per_epoch: Count = REQUIRED
     make_train_env: EnvMaker | Sequence[EnvMaker] = REQUIRED
     make_val_env: EnvMaker | Sequence[EnvMaker] = REQUIRED
-    parallel_actors: int = 12
-    env_mode: str = "async"
-    async_env_mp_context: str | None = None
+    parallel_actors: Size = 12
+    env_mode: Literal["async", "sync", "already_vectorized"] = "async"
+    async_env_mp_context: Literal["fork", "spawn", "forkserver"] | None = None
     exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
     sample_actions_train: bool = True
     sample_actions_val: bool = True
-    force_reset_train_envs_every: int | None = None
+    force_reset_train_envs_every: Epochs | None = None
     log_to_wandb: bool = False
     wandb_project: str | None = None
     wandb_entity: str | None = None
     wandb_group_name: str | None = None
     verbose: bool = True
-    log_interval: int = 300
-    traj_save_len: int | float = 1e10
+    log_interval: Annotated[int, Ge(1)] = 300
+    traj_save_len: Annotated[float, Gt(0), MultipleOf(1), MAY_BE_INFINITE] = 1e10
     has_dset_edit_rights: bool = True
     stagger_traj_file_lengths: bool = True
-    save_trajs_as: str = "npz"
-    padded_sampling: str = "none"
-    dloader_workers: int = 6
-    epochs: int | float = 1000
-    start_learning_at_epoch: int | float = 0
-    start_collecting_at_epoch: int | float = 0
-    train_timesteps_per_epoch: int = 1000
-    train_batches_per_epoch: int = 1000
-    val_interval: int | None = 20
-    ckpt_interval: int | None = 50
+    save_trajs_as: Literal["npz", "npz-compressed", "traj"] = "npz"
+    padded_sampling: Literal["none", "both", "left", "right"] = "none"
+    dloader_workers: Count = 6
+    epochs: Epoch = 1000
+    start_learning_at_epoch: Epoch = 0
+    start_collecting_at_epoch: Epoch = 0
+    train_timesteps_per_epoch: Count = 1000
+    train_batches_per_epoch: Annotated[int, Ge(1)] = 1000
+    val_interval: Epochs | None = 20
+    ckpt_interval: Epochs | None = 50
     always_save_latest: bool = True
     always_load_latest: bool = False
-    batch_size: int = 24
-    batches_per_update: int = 1
-    learning_rate: float = 1e-4
-    lr_warmup_steps: int = 500
-    grad_clip: float = 1.0
-    l2_coeff: float = 1e-3
-    mixed_precision: str = "no"
+    batch_size: Annotated[int, Ge(1), Le(MAX_BATCH_SIZE)] = 24
+    batches_per_update: Size = 1
+    learning_rate: Positive = 1e-4
+    lr_warmup_steps: Count = 500
+    grad_clip: Annotated[float, Gt(0), MAY_BE_INFINITE] = 1.0
+    l2_coeff: NonNegative = 1e-3
+    mixed_precision: Literal["no", "bf16"] = "no"
     _: KW_ONLY
-    seed: int | None = None
-    resume: bool | str = False
-    compile: bool | str = "auto"
-    envs_per_worker: int | None = None
-    env_timeout: float | None = 600.0
+    seed: Count | None = None
+    resume: bool | Literal["auto"] = False
+    compile: bool | Literal["auto"] = "auto"
+    envs_per_worker: Size | None = None
+    env_timeout: Annotated[float, Ge(0.001)] | None = 600.0
     double_buffer: bool = False
     callbacks: Sequence[Callback] = ()
     dset_root: str | os.PathLike[str] | None = None
-    dset_name: str | None = None
-    dset_max_size: int | None = None
-    data_timeout: float = 600.0
-    max_nonfinite_updates: int = 10
-    keep_last: int | None = 20
-    keep_every: int | None = None
-    keep_best: int = 1
+    dset_name: Name | None = None
+    dset_max_size: Annotated[int, Ge(1)] | None = None
+    data_timeout: Annotated[float, Ge(0), MAY_BE_INFINITE] = 600.0
+    max_nonfinite_updates: Annotated[int, Ge(1)] = 10
+    keep_last: Annotated[int, Ge(1)] | None = 20
+    keep_every: Annotated[int, Ge(1)] | None = None
+    keep_best: Count = 1
     stop_signals: Sequence[str] = ("SIGTERM", "SIGINT", "SIGUSR1")
     env_description: Mapping[str, Any] | None = None
     log_to_tensorboard: bool = False
@@ -315,18 +255,14 @@ class ExperimentConfig:
         missing = [field.name for field in fields(self) if getattr(self, field.name) is REQUIRED]
         if missing:
             raise TypeError(f"{type(self).__name__} is missing the arguments {', '.join(missing)}")
-        self._validate_folders_and_dataset()
-        self._validate_choices()
-        self._validate_numbers()
         self._validate_types()
+        check_fields(self)
+        self._validate_folders_and_dataset()
+        self._validate_combinations()
         self._validate_env_makers()
 
     def _validate_folders_and_dataset(self) -> None:
-        if (
-            not isinstance(self.run_name, str)
-            or Path(self.run_name).name != self.run_name
-            or not self.run_name
-        ):
+        if Path(self.run_name).name != self.run_name:
             raise ValueError(
                 f"run_name is {self.run_name!r}, must name a folder: not empty and without slashes"
             )
@@ -350,32 +286,22 @@ class ExperimentConfig:
             )
         _ = self.run_dir
 
-    def _validate_choices(self) -> None:
-        for name, options in CHOICES.items():
-            value = getattr(self, name)
-            if value not in options:
-                raise ValueError(
-                    f"{name} is {value!r}, must be one of {', '.join(map(repr, options))}."
-                    f"{did_you_mean(str(value), [str(option) for option in options])}"
-                )
+    def _validate_combinations(self) -> None:
         known = [each.name for each in signal.Signals if each.name not in ("SIGKILL", "SIGSTOP")]
         for name in self.stop_signals:
             if name not in known:
                 raise ValueError(
                     f"stop_signals contains {name!r}, must be names of signals.{did_you_mean(str(name), known)}"
                 )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
-                raise TypeError(f"{field.name} is {value!r}, must be True or False")
-
-    def _validate_numbers(self) -> None:
-        for name, accepted in RANGES.items():
-            accepted.check(name, getattr(self, name))
         if self.traj_save_len < self.max_seq_len:
             raise ValueError(
                 f"traj_save_len is {self.traj_save_len!r}, less than max_seq_len ({self.max_seq_len}): no file "
                 f"could hold a full training sequence. Set it to at least {self.max_seq_len}."
+            )
+        if self.val_interval is not None and self.val_timesteps_per_epoch == 0:
+            raise ValueError(
+                f"val_timesteps_per_epoch is 0 and val_interval {self.val_interval}: no episode would be played. "
+                "Set it to at least the length of an episode, or val_interval to None for no validation."
             )
         if self.double_buffer and (self.env_mode != "async" or self.parallel_actors < 2):
             raise ValueError(

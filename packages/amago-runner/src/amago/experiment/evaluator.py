@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import numpy as np
+
 from amago.envs.metrics import EpisodeStats, ReturnHistory, SpecialMetricHistory
 from amago.envs.recorder import TrajectoryRecorder
 from amago.envs.vector import VectorEnv
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.nets.specs import as_spec
+from amago.utils import amago_warning
 
 
 class Evaluator:
@@ -92,7 +95,8 @@ class HasSpaces(Protocol):
 def require_same_spaces(expected: HasSpaces, other: HasSpaces) -> None:
     """Checks that an agent built for the spaces of `expected` can act in `other`.
 
-    Only shapes, keys and the kind of actions are compared, not bounds and dtypes.
+    Keys, shapes and dtypes of observations and the kind and sizes of actions must be equal. Other bounds of an
+    observation, as of a larger maze, are allowed, with a warning.
 
     Raises:
         ValueError: the spaces differ.
@@ -104,12 +108,19 @@ def require_same_spaces(expected: HasSpaces, other: HasSpaces) -> None:
                 f"the environments have the {name} space {theirs}, but the agent is built for {ours}: use "
                 "environments with the same spaces as the training environments"
             )
+    for key, space in expected.observation_space.items():
+        another = other.observation_space[key]
+        if not (np.array_equal(space.low, another.low) and np.array_equal(space.high, another.high)):
+            amago_warning(
+                f"observation {key!r} is {another} in the evaluated environments and {space} in those that the "
+                "agent is built for: values outside the latter's bounds are new to it"
+            )
 
 
 def _layout(space: Any) -> Any:
     spec = as_spec(space)
     if hasattr(spec, "arrays"):
-        return {key: tuple(array.shape) for key, array in spec.arrays.items()}
+        return {key: (tuple(array.shape), array.dtype) for key, array in spec.arrays.items()}
     return spec.kind, tuple(spec.sizes)
 
 

@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from amago.envs import AMAGOEnv
 
 DEFAULT_BUFFER_SIZE = 20_000
-METRICS_FILE = "metrics.jsonl"
 _POLL_SECONDS = 1.0
 # Several processes agree to stop after so many updates, and after each part of an epoch.
 _UPDATES_PER_AGREEMENT = 10

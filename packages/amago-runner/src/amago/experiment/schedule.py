@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Ge, Gt, Le
 from torch.optim.lr_scheduler import LambdaLR
 
+from amago.envs.arguments import check_arguments
 from amago.experiment.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -33,11 +35,8 @@ class LinearDecay(Callback):
         ValueError: if an argument is out of range.
     """
 
-    def __init__(self, updates: int, end: float) -> None:
-        if updates < 1:
-            raise ValueError(f"updates must be at least 1, got {updates}")
-        if not 0.0 < end <= 1.0:
-            raise ValueError(f"end must be in (0, 1], got {end}")
+    @check_arguments
+    def __init__(self, updates: Annotated[int, Ge(1)], end: Annotated[float, Gt(0), Le(1)]) -> None:
         self.updates = updates
         self.end = end
 

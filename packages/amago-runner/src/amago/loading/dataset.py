@@ -16,6 +16,7 @@ import gin
 import numpy as np
 from torch.utils.data import Dataset
 
+from amago.envs.arguments import Name, check_arguments
 from amago.envs.seeding import stream_seed
 from amago.loading.rl_data import RLData, check_padded_sampling
 
@@ -26,8 +27,10 @@ class ExperimentSettings(Protocol):
     batch_size: int
     train_batches_per_epoch: int
     max_seq_len: int
-    padded_sampling: str
     has_dset_edit_rights: bool
+
+    @property
+    def padded_sampling(self) -> str: ...
 
 
 class RLDataset(Dataset[RLData], ABC):
@@ -41,7 +44,8 @@ class RLDataset(Dataset[RLData], ABC):
         dset_name: name for logs; None uses the class's name.
     """
 
-    def __init__(self, dset_name: str | None = None) -> None:
+    @check_arguments
+    def __init__(self, dset_name: Name | None = None) -> None:
         self.dset_name = dset_name or type(self).__name__
         self.items_per_epoch: int | None = None
         self.max_seq_len: int | None = None
@@ -85,6 +89,13 @@ class RLDataset(Dataset[RLData], ABC):
     def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
         """Hook: called by `Experiment.start` with the spaces of one actor, against which files can be checked."""
         return
+
+    def stored_shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Row shape of every array of the stored trajectories, by name; None if there are none or it is not known.
+
+        A mixture compares those of its members.
+        """
+        return None
 
     def check_configured(self) -> None:
         """Raises RuntimeError if `configure` has not been called."""

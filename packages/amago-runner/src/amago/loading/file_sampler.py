@@ -196,6 +196,13 @@ class FileSampler:
                     break
         return self._reference
 
+    def reference_shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Row shapes of the reference file's arrays, by name."""
+        reference = self.reference()
+        if reference is None:
+            return None
+        return {name: shape for name, (shape, _) in read_header(reference[0]).schema.items()}
+
     def set_expected_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Sets the row shapes of the arrays that the environment writes, by name; files may hold more arrays."""
         self._expected_shapes = dict(shapes)

@@ -10,12 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from amago.agent.batch import Batch
+from amago.envs.arguments import Count, Positive, Size, check_arguments
 from amago.kernels.memory import keep_freed_memory
 from amago.loading.collate import RLData_pad_collate
 from amago.loading.dataset import RLDataset
@@ -62,28 +64,20 @@ class BatchLoader:
         ValueError: if a number is out of range, or the dataset is configured for fewer samples per epoch.
     """
 
+    @check_arguments
     def __init__(
         self,
         dataset: RLDataset,
         *,
-        batch_size: int,
-        batches_per_epoch: int,
-        workers: int,
+        batch_size: Size,
+        batches_per_epoch: Annotated[int, Ge(1)],
+        workers: Count,
         device: torch.device | str,
-        seed: int | None,
-        rank: int = 0,
-        mp_context: str | None = None,
-        worker_timeout: float = WORKER_TIMEOUT,
+        seed: Count | None,
+        rank: Count = 0,
+        mp_context: Literal["fork", "spawn", "forkserver"] | None = None,
+        worker_timeout: Positive = WORKER_TIMEOUT,
     ) -> None:
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("batches_per_epoch", batches_per_epoch, 1),
-            ("workers", workers, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value!r}")
-        if not worker_timeout > 0:
-            raise ValueError(f"worker_timeout must be above 0 seconds, not {worker_timeout!r}")
         if len(dataset) < batch_size * batches_per_epoch:
             raise ValueError(
                 f"{batches_per_epoch} batches of {batch_size} need {batch_size * batches_per_epoch} items per "

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, MinLen
 
+from amago.envs.arguments import Name, NonNegative, check_arguments
+from amago.hindsight.trajectory import OBS_KEY_PREFIX
 from amago.loading.dataset import ExperimentSettings, RLDataset
+from amago.loading.replay_buffer import env_shapes
 from amago.loading.rl_data import RLData
 
 
@@ -36,20 +40,16 @@ class MixtureOfDatasets(RLDataset):
         TypeError: if a member is not an RLDataset.
     """
 
+    @check_arguments
     def __init__(
         self,
-        datasets: Sequence[RLDataset],
-        sampling_weights: Sequence[float],
-        initial_sampling_weights: Sequence[float] | None = None,
-        smooth_sudden_starts: int | None = None,
-        dset_name: str | None = None,
+        datasets: Annotated[Sequence[RLDataset], MinLen(1)],
+        sampling_weights: Sequence[NonNegative],
+        initial_sampling_weights: Sequence[NonNegative] | None = None,
+        smooth_sudden_starts: Annotated[int, Ge(1)] | None = None,
+        dset_name: Name | None = None,
     ) -> None:
         self.datasets = list(datasets)
-        if not self.datasets:
-            raise ValueError("datasets must hold at least one dataset, not none")
-        for dataset in self.datasets:
-            if not isinstance(dataset, RLDataset):
-                raise TypeError(f"datasets must be RLDatasets, not {dataset!r}")
         super().__init__(dset_name)
         self.sampling_weights = self._checked("sampling_weights", sampling_weights)
         self.initial_sampling_weights = (
@@ -57,10 +57,6 @@ class MixtureOfDatasets(RLDataset):
             if initial_sampling_weights is None
             else self._checked("initial_sampling_weights", initial_sampling_weights)
         )
-        if smooth_sudden_starts is not None and smooth_sudden_starts < 1:
-            raise ValueError(
-                f"smooth_sudden_starts must be None or at least 1 epoch, not {smooth_sudden_starts!r}"
-            )
         self.smooth_sudden_starts = smooth_sudden_starts
         self.member_names = _distinct([dataset.dset_name for dataset in self.datasets])
         self._ready_at_start: list[bool] | None = None
@@ -71,8 +67,6 @@ class MixtureOfDatasets(RLDataset):
         weights = np.asarray(given, np.float64)
         if weights.shape != (len(self.datasets),):
             raise ValueError(f"{name} must hold {len(self.datasets)} weights, one per dataset, not {given}")
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise ValueError(f"{name} must be finite and at least 0, not {given}")
         if name == "sampling_weights" and not weights.any():
             raise ValueError(f"{name} must not all be 0")
         return [float(weight) for weight in weights]
@@ -94,9 +88,32 @@ class MixtureOfDatasets(RLDataset):
         self._start()
 
     def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
-        """Tells every member the spaces of the environments."""
-        for dataset in self.datasets:
+        """Tells every member the spaces of the environments.
+
+        Raises:
+            ValueError: members hold other observations or actions than each other, or than the environments whose
+                trajectories one of them receives.
+        """
+        shapes = {}
+        new_trajs = env_shapes(observation_space, rl2_space)
+        for name, dataset in zip(self.member_names, self.datasets, strict=True):
             dataset.set_env_spaces(observation_space, rl2_space)
+            stored = dataset.stored_shapes()
+            if stored is not None:
+                shapes[name] = {
+                    key: stored[key] for key in stored if key == "rl2s" or key.startswith(OBS_KEY_PREFIX)
+                }
+            elif dataset.save_new_trajs_to is not None:
+                shapes[name] = new_trajs
+        for name, member in shapes.items():
+            first = next(iter(shapes))
+            for key in sorted({*member, *shapes[first]}):
+                ours, theirs = member.get(key), shapes[first].get(key)
+                if ours != theirs:
+                    raise ValueError(
+                        f"the datasets of {self.dset_name} differ, so no batch can hold both: {key} has the shape "
+                        f"{theirs or 'missing'} in {first} and {ours or 'missing'} in {name}. Convert one of them"
+                    )
 
     def seed_sampling(self, seed: int | None, rank: int = 0) -> None:
         """Sets the seed and rank of the mixture and its members."""

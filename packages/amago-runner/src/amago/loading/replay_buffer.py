@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import ArrayLike
 
-from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, load_trajectory
+from amago.envs.arguments import MAY_BE_INFINITE, Count, Name, check_arguments
+from amago.hindsight import FrozenTraj, NoOpRelabeler, load_trajectory
 from amago.hindsight.trajectory import OBS_KEY_PREFIX
-from amago.loading.dataset import RLDataset
+from amago.loading.dataset import ExperimentSettings, RLDataset
 from amago.loading.deferred_deletion import DeferredDeletion
 from amago.loading.file_index import FileIndex, TrajFile
 from amago.loading.file_sampler import FILE_ERRORS, FileSampler, Schema
 from amago.loading.rl_data import RLData
 from amago.utils import amago_warning
 
-SAMPLE_BY = ("files", "timesteps")
-
 
 def get_path_to_trajs(dset_root: str | Path, dset_name: str, fifo: bool) -> Path:
     """Folder of trajectory files: `{dset_root}/{dset_name}/buffer/{fifo or protected}`."""
     return Path(dset_root).expanduser() / dset_name / "buffer" / ("fifo" if fifo else "protected")
+
+
+def env_shapes(observation_space: Any, rl2_space: Any) -> dict[str, tuple[int, ...]]:
+    """Row shapes of the arrays that environments with these spaces write, by name."""
+    shapes = {OBS_KEY_PREFIX + key: space.shape for key, space in observation_space.items()}
+    return {**shapes, "rl2s": rl2_space.shape}
 
 
 def load_traj_from_disk(path: str | Path) -> FrozenTraj:
@@ -63,30 +69,19 @@ class DiskTrajDataset(RLDataset):
         TypeError: if `relabeler` is not callable.
     """
 
+    @check_arguments
     def __init__(
         self,
         dset_root: str | Path,
-        dset_name: str,
-        dset_max_size: int | float,
-        dset_min_size: int = 1,
-        relabeler: Relabeler | None = None,
+        dset_name: Name,
+        dset_max_size: Annotated[float, Ge(1), MAY_BE_INFINITE],
+        dset_min_size: Annotated[int, Ge(1)] = 1,
+        relabeler: Callable[[FrozenTraj], FrozenTraj] | None = None,
         *,
-        sample_by: str = "files",
-        cache_bytes: int = 512 << 20,
+        sample_by: Literal["files", "timesteps"] = "files",
+        cache_bytes: Count = 512 << 20,
     ) -> None:
         super().__init__(dset_name)
-        if math.isnan(dset_max_size) or dset_max_size < 1:
-            raise ValueError(f"dset_max_size must be at least 1 file, not {dset_max_size!r}")
-        if dset_min_size < 1:
-            raise ValueError(f"dset_min_size must be at least 1 file, not {dset_min_size!r}")
-        if sample_by not in SAMPLE_BY:
-            raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
-        if cache_bytes < 0:
-            raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes!r}")
-        if relabeler is not None and (isinstance(relabeler, type) or not callable(relabeler)):
-            raise TypeError(
-                f"relabeler is {relabeler!r}, must be an instance of a Relabeler, or a function of a trajectory"
-            )
         self.dset_root = Path(dset_root).expanduser()
         self.dset_max_size = dset_max_size
         self.dset_min_size = dset_min_size
@@ -121,14 +116,24 @@ class DiskTrajDataset(RLDataset):
         super().configure(items_per_epoch, max_seq_len, padded_sampling, has_edit_rights)
         self.index.may_move = bool(has_edit_rights)
 
+    def configure_from_experiment(self, experiment: ExperimentSettings) -> None:
+        """As `RLDataset.configure_from_experiment`; warns if the buffer can hold less than a batch."""
+        super().configure_from_experiment(experiment)
+        most = self.dset_max_size + len(self.index.protected)
+        if most < experiment.batch_size:
+            amago_warning(
+                f"{self.dset_name} holds at most {most:g} trajectory files, fewer than batch_size="
+                f"{experiment.batch_size}: every batch repeats files. Set dset_max_size to at least "
+                f"{experiment.batch_size}, or more, or batch_size to less."
+            )
+
     def set_env_spaces(self, observation_space: Any, rl2_space: Any) -> None:
         """Takes a file with the arrays of these spaces as the reference; files that differ are quarantined."""
-        self._sampler.set_expected_shapes(
-            {
-                **{OBS_KEY_PREFIX + key: space.shape for key, space in observation_space.items()},
-                "rl2s": rl2_space.shape,
-            }
-        )
+        self._sampler.set_expected_shapes(env_shapes(observation_space, rl2_space))
+
+    def stored_shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Row shapes of the reference file."""
+        return self._sampler.reference_shapes()
 
     @property
     def save_new_trajs_to(self) -> Path | None:

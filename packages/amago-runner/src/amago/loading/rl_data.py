@@ -91,6 +91,10 @@ class RLData:
             traj = obs
             obs, rews, dones, actions = traj.obs, traj.rews, traj.dones, traj.actions
             time_idxs, rl2s = traj.time_idxs, traj.rl2s
+        if not isinstance(obs, Mapping):
+            raise TypeError(
+                f"obs must be a mapping of keys to arrays, a FrozenTraj or a Trajectory, not {obs!r}"
+            )
         given = {"rews": rews, "dones": dones, "actions": actions, "time_idxs": time_idxs}
         if missing := [name for name, value in given.items() if value is None]:
             raise TypeError(f"RLData is missing the arguments {', '.join(missing)}")
@@ -158,6 +162,10 @@ class RLData:
 
 def _rows(name: str, value: Any, dtype: type[np.generic]) -> Array:
     array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must hold numbers, not {array.dtype}")
+    if dtype is np.bool_ and not ((array == 0) | (array == 1)).all():
+        raise ValueError(f"{name} must hold True and False, not {np.unique(array)[:5]}")
     if array.ndim != 2:
         raise ValueError(f"{name} must have two axes, time and feature, not the shape {array.shape}")
     return array.astype(dtype, copy=False)

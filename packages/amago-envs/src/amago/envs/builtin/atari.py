@@ -8,15 +8,16 @@ Tested with ale-py 0.12.1, whose wheel has the ROMs, and OpenCV 5.0.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import gin
 import gymnasium as gym
 import numpy as np
+from annotated_types import MinLen
 
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.builtin.arguments import whole_number
-from amago.envs.builtin.images import Frame, checked_resolution, image_space, order_axes, resize
+from amago.envs.arguments import Name, NonNegative, Probability, Size, check_arguments
+from amago.envs.builtin.images import Frame, image_space, order_axes, resize
 from amago.envs.builtin.optional import optional_import
 
 _DIRECTIONS = ("up", "right", "left", "down", "upright", "upleft", "downright", "downleft")
@@ -86,36 +87,31 @@ class AtariGame(gym.Env[Frame, Any]):
 
     metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        game: str,
-        resolution: tuple[int, int] = (84, 84),
+        game: Name,
+        resolution: tuple[Size, Size] = (84, 84),
         grayscale: bool = False,
-        time_limit: int = 108_000,
-        frame_skip: int = 4,
+        time_limit: Size = 108_000,
+        frame_skip: Size = 4,
         channels_last: bool = False,
-        action_space: str = "discrete",
-        sticky_action_prob: float = 0.25,
+        action_space: Literal["discrete", "multibinary", "continuous"] = "discrete",
+        sticky_action_prob: Probability = 0.25,
         terminal_on_life_loss: bool = False,
         version: str = "v5",
         full_action_space: bool = True,
-        continuous_action_threshold: float = 0.5,
+        continuous_action_threshold: NonNegative = 0.5,
         clip_rewards: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        if action_space not in ("discrete", "multibinary", "continuous"):
-            raise ValueError(
-                f"action_space must be 'discrete', 'multibinary' or 'continuous', got {action_space!r}"
-            )
-        if not 0.0 <= sticky_action_prob <= 1.0:
-            raise ValueError(f"sticky_action_prob must be in [0, 1], got {sticky_action_prob}")
         self._cv2 = optional_import("cv2", extra="atari")
         _check_ale_version(optional_import("ale_py", extra="atari"))
         self.rom_name = game
-        self.resolution = checked_resolution(resolution)
+        self.resolution = (resolution[0], resolution[1])
         self.grayscale = grayscale
-        self.time_limit = whole_number("time_limit", time_limit, 1)
-        self.frame_skip = whole_number("frame_skip", frame_skip, 1)
+        self.time_limit = time_limit
+        self.frame_skip = frame_skip
         self.channels_last = channels_last
         self.terminal_on_life_loss = terminal_on_life_loss
         self.clip_rewards = clip_rewards
@@ -220,9 +216,12 @@ class ALE(gym.Env[Frame, Any]):
 
     metadata = AtariGame.metadata
 
-    def __init__(self, game_names: Sequence[str], make_game: Callable[[str], AtariGame] = AtariGame) -> None:
-        if isinstance(game_names, str) or not game_names:
-            raise ValueError(f"game_names must be one or more names in a list, got {game_names!r}")
+    @check_arguments
+    def __init__(
+        self,
+        game_names: Annotated[Sequence[str], MinLen(1)],
+        make_game: Callable[[str], AtariGame] = AtariGame,
+    ) -> None:
         self.game_names = list(game_names)
         self._make_game = make_game
         self._games: dict[str, AtariGame] = {}

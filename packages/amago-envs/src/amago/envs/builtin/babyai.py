@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, Size, check_arguments
 from amago.envs.builtin.images import resize
 from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
@@ -112,11 +112,12 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
     )
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        task_names: Sequence[str],
-        k_episodes: int = 2,
-        seed_range: tuple[int, int] = (0, 1_000_000),
+        task_names: Sequence[str] | str,
+        k_episodes: Size = 2,
+        seed_range: tuple[Count, Count] = (0, 1_000_000),
         observation_type: str = "partial-grid",
         render_mode: str | None = None,
     ) -> None:
@@ -135,10 +136,10 @@ class MultitaskMetaBabyAI(gym.Env[dict[str, Any], int]):
             raise ValueError(
                 f"observation_type must be one of {', '.join(IMAGE_SHAPES)}, got {observation_type!r}"
             )
-        low, high = (whole_number("seed_range", bound, 0) for bound in seed_range)
+        low, high = seed_range
         if low > high:
             raise ValueError(f"seed_range must be (lowest, highest), got {seed_range!r}")
-        self.k_episodes = whole_number("k_episodes", k_episodes, 1)
+        self.k_episodes = k_episodes
         self.seed_range = (low, high)
         self.observation_type = observation_type
         self.render_mode = render_mode

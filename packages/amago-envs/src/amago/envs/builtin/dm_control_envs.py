@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.envs.builtin.arguments import whole_number
-from amago.envs.builtin.images import Frame, checked_resolution, image_space, order_axes
+from amago.envs.arguments import Positive, Size, check_arguments
+from amago.envs.builtin.images import Frame, image_space, order_axes
 from amago.envs.builtin.optional import optional_import
 from amago.envs.registry import did_you_mean
 
@@ -55,6 +55,7 @@ class DMControl(gym.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
         domain: str,
@@ -62,9 +63,9 @@ class DMControl(gym.Env[Any, Any]):
         pixels: bool = False,
         *,
         flat: bool = True,
-        action_repeat: int = 1,
-        time_limit: float | None = None,
-        resolution: tuple[int, int] = (84, 84),
+        action_repeat: Size = 1,
+        time_limit: Positive | None = None,
+        resolution: tuple[Size, Size] = (84, 84),
         camera_id: int | str = 0,
         channels_last: bool = False,
         render_mode: str | None = None,
@@ -73,13 +74,11 @@ class DMControl(gym.Env[Any, Any]):
             domain, _, task = domain.removeprefix(PREFIX).partition("-")
         self.pixels = pixels
         self.flat = flat
-        self.action_repeat = whole_number("action_repeat", action_repeat, 1)
-        self.resolution = checked_resolution(resolution)
+        self.action_repeat = action_repeat
+        self.resolution = (resolution[0], resolution[1])
         self.camera_id = camera_id
         self.channels_last = channels_last
         self.render_mode = render_mode
-        if time_limit is not None and time_limit <= 0:
-            raise ValueError(f"time_limit must be positive, or None for that of the task, got {time_limit}")
         self._suite_env = _load(domain, task, time_limit)
         self.env_name = f"{domain}-{task}"
         self.dt = float(self._suite_env.control_timestep() * self.action_repeat)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, Size, check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.gymnasium_compat import HAS_AUTORESET_MODES
 
@@ -49,7 +49,8 @@ class EnvPoolEnv(VectorEnv):
         "autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP if HAS_AUTORESET_MODES else "NEXT_STEP"
     }
 
-    def __init__(self, task_id: str, num_envs: int, seed: int | None = None, **kwargs: Any) -> None:
+    @check_arguments
+    def __init__(self, task_id: str, num_envs: Size, seed: Count | None = None, **kwargs: Any) -> None:
         self._envpool: Any = optional_import("envpool", extra="envpool")
         for name in ("env_type", "batch_size"):
             if name in kwargs:
@@ -57,7 +58,7 @@ class EnvPoolEnv(VectorEnv):
                     f"{name} cannot be set: the environments are gymnasium's, and all step together"
                 )
         self.task_id = self.env_name = task_id
-        self.num_envs = whole_number("num_envs", num_envs, 1)
+        self.num_envs = num_envs
         self._settings = kwargs
         self._rng = np.random.default_rng(seed)
         self.pool = self._make_pool()

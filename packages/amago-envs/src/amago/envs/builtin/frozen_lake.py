@@ -5,13 +5,14 @@ adaptation. Positions are Python integers and the lake is a flat list, because o
 than a step without numpy.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Lt
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Size, check_arguments
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 ICE, HOLE, GOAL = 0, 1, 2
@@ -83,23 +84,19 @@ class MetaFrozenLake(gym.Env[npt.NDArray[np.float32], int]):
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        size: int,
-        k_episodes: int = 10,
+        size: Annotated[Size, Ge(2)],
+        k_episodes: Size = 10,
         hard_mode: bool = False,
         recover_mode: bool = False,
-        max_episode_steps: int | None = None,
+        max_episode_steps: Size | None = None,
         show_k_progress: bool = True,
-        slip_chance: float = 0.0,
+        slip_chance: Annotated[float, Ge(0), Lt(1)] = 0.0,
     ) -> None:
-        size = whole_number("size", size, 2, "a start and a goal")
-        k_episodes = whole_number("k_episodes", k_episodes, 1)
-        if not 0.0 <= slip_chance < 1.0:
-            raise ValueError(f"slip_chance must be in [0, 1), got {slip_chance}")
         if max_episode_steps is None:
             max_episode_steps = int(size * size * (2 if hard_mode else 1) / (1.0 - slip_chance))
-        max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
         self.size = size
         self.k_episodes = k_episodes
         self.hard_mode = hard_mode

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, Size, check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.registry import did_you_mean
 
@@ -48,7 +48,8 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
         ValueError: if `num_envs` is less than 1.
     """
 
-    def __init__(self, env: Any, num_envs: int = 1, params: Any = None, seed: int | None = None) -> None:
+    @check_arguments
+    def __init__(self, env: Any, num_envs: Size = 1, params: Any = None, seed: Count | None = None) -> None:
         optional_import("gymnax", extra="gymnax")
         jax: Any = optional_import("jax", extra="gymnax")
         for name in ("reset", "step", "observation_space", "action_space", "default_params"):
@@ -57,7 +58,7 @@ class GymnaxCompatibility(gym.Env[Any, Any]):
                     f"env must be a gymnax environment, which has {name!r}, got {type(env).__name__}: "
                     "env, params = gymnax.make(...) returns one"
                 )
-        self.num_envs = whole_number("num_envs", num_envs, 1)
+        self.num_envs = num_envs
         self.params = env.default_params if params is None else params
         self.observation_space = _gymnasium_space(env.observation_space(self.params))
         self.action_space = _gymnasium_space(env.action_space(self.params))

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from amago.envs.arguments import NonNegative, check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -41,11 +42,12 @@ class HalfCheetahV4LogVelocity(gym.Env[Observation, npt.NDArray[np.float32]]):
 
     max_episode_steps = 1000
 
+    @check_arguments
     def __init__(
         self,
         forward_reward_weight: float = 1.0,
         ctrl_cost_weight: float = 0.1,
-        reset_noise_scale: float = 0.1,
+        reset_noise_scale: NonNegative = 0.1,
         exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -162,6 +164,7 @@ class HalfCheetahV4_MetaVelocity(HalfCheetahV4LogVelocity):
         ValueError: if the range is empty or not finite.
     """
 
+    @check_arguments
     def __init__(
         self,
         ctrl_cost_weight: float = 0.05,
@@ -170,9 +173,9 @@ class HalfCheetahV4_MetaVelocity(HalfCheetahV4LogVelocity):
         task_max_velocity: float = 3.0,
         **kwargs: Any,
     ) -> None:
-        if not -np.inf < task_min_velocity <= task_max_velocity < np.inf:
+        if task_min_velocity > task_max_velocity:
             raise ValueError(
-                "task_min_velocity must be at most task_max_velocity, and both finite, got "
+                "task_min_velocity must be at most task_max_velocity, got "
                 f"{task_min_velocity} and {task_max_velocity}"
             )
         super().__init__(ctrl_cost_weight=ctrl_cost_weight, **kwargs)

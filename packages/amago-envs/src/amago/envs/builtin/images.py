@@ -1,13 +1,10 @@
 """Image observations: their spaces, sizes and the order of their axes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-
-from amago.envs.builtin.arguments import whole_number
 
 Frame = npt.NDArray[np.uint8]
 
@@ -17,14 +14,6 @@ def image_space(channels: int, resolution: tuple[int, int], channels_last: bool)
     height, width = resolution
     shape = (height, width, channels) if channels_last else (channels, height, width)
     return gym.spaces.Box(0, 255, shape, np.uint8)
-
-
-def checked_resolution(resolution: Sequence[int]) -> tuple[int, int]:
-    """(H, W) in pixels; raises ValueError or TypeError unless it is two positive integers."""
-    if len(resolution) != 2:
-        raise ValueError(f"resolution must be (height, width) in pixels, got {resolution!r}")
-    height, width = (whole_number("resolution", side, 1) for side in resolution)
-    return height, width
 
 
 def resize(cv2: Any, image: Frame, resolution: tuple[int, int]) -> Frame:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Size, check_arguments
 from amago.envs.gymnasium_compat import ForwardingWrapper
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -48,17 +48,18 @@ class KShot(ForwardingWrapper):
         ValueError: if `k` is below 1, or the environment already has an observation "attempt".
     """
 
+    @check_arguments
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        k: int,
+        k: Size,
         sample_task: SampleTask | None = None,
         show_attempt: bool = True,
     ) -> None:
         if not isinstance(env, gym.Env):
             raise TypeError(f"env must be a gymnasium environment, got {env!r}")
         super().__init__(env)
-        self.k = whole_number("k", k, 1)
+        self.k = k
         self.show_attempt = show_attempt
         self._sample_task = _sample_seed if sample_task is None else sample_task
         self._rng = np.random.default_rng()

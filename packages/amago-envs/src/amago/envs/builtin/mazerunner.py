@@ -4,14 +4,15 @@
 package is needed but matplotlib, to show a window. Cells are pairs (row, column).
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import NonNegative, Size, check_arguments, check_value
 from amago.envs.builtin.mazerunner_relabeling import REACHED, HindsightInstructionReplay
 from amago.envs.builtin.optional import optional_import
 
@@ -48,11 +49,11 @@ def random_maze(
     Raises:
         ValueError: if a side is less than 3, or `complexity` or `density` is negative.
     """
-    width = whole_number("width", width, 3) // 2 * 2 + 1
-    height = whole_number("height", height, 3) // 2 * 2 + 1
+    for name, side in (("width", width), ("height", height)):
+        check_value("generate_maze", name, side, Annotated[Size, Ge(3)])
     for name, value in (("complexity", complexity), ("density", density)):
-        if not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value!r}")
+        check_value("generate_maze", name, value, NonNegative)
+    width, height = width // 2 * 2 + 1, height // 2 * 2 + 1
     rng = np.random.default_rng() if rng is None else rng
     maze = np.zeros((height, width), np.int64)
     maze[[0, -1]] = maze[:, [0, -1]] = 1
@@ -107,22 +108,25 @@ class MazeRunnerGymEnv(gym.Env[npt.NDArray[np.float32], int]):
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        maze_dim: int,
-        min_num_goals: int,
-        max_num_goals: int,
-        time_limit: int,
+        maze_dim: Annotated[Size, Ge(SMALLEST_MAZE - 1)],
+        min_num_goals: Size,
+        max_num_goals: Size,
+        time_limit: Size,
         goal_in_obs: bool = True,
         randomized_action_space: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        self.maze_dim = whole_number("maze_dim", maze_dim, SMALLEST_MAZE - 1) // 2 * 2 + 1
-        self.min_num_goals = whole_number("min_num_goals", min_num_goals, 1)
-        self.max_num_goals = whole_number(
-            "max_num_goals", max_num_goals, self.min_num_goals, f"min_num_goals is {min_num_goals}"
-        )
-        self.time_limit = whole_number("time_limit", time_limit, 1)
+        self.maze_dim = maze_dim // 2 * 2 + 1
+        self.min_num_goals = min_num_goals
+        if max_num_goals < min_num_goals:
+            raise ValueError(
+                f"max_num_goals must be at least {min_num_goals}, which is min_num_goals, got {max_num_goals}"
+            )
+        self.max_num_goals = max_num_goals
+        self.time_limit = time_limit
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f'render_mode must be None, "human" or "rgb_array", got {render_mode!r}')
         self.goal_in_obs = goal_in_obs
@@ -287,7 +291,14 @@ class MazeRunnerAMAGOEnv(AMAGOEnv):
         num_goals: k.
     """
 
-    def __init__(self, maze_dim: int, num_goals: int, time_limit: int, randomized_action_space: bool) -> None:
+    @check_arguments
+    def __init__(
+        self,
+        maze_dim: Annotated[Size, Ge(SMALLEST_MAZE - 1)],
+        num_goals: Size,
+        time_limit: Size,
+        randomized_action_space: bool,
+    ) -> None:
         env = MazeRunnerGymEnv(
             maze_dim,
             min_num_goals=num_goals,

@@ -6,10 +6,12 @@ hindsight experience replay (Andrychowicz et al. 2017) for a list of goals.
 k = goals of an episode, T = transitions of a trajectory, which has T + 1 observations. Cells are (row, column).
 """
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Size, check_arguments
 from amago.hindsight import FrozenTraj, Relabeler
 
 REACHED = (-1, -1)  # in place of a goal's cell
@@ -40,10 +42,14 @@ class HindsightInstructionReplay(Relabeler):
         KeyError: from `relabel`, if the trajectory has no "achieved" or "goals".
     """
 
-    def __init__(self, num_goals: int, strategy: str = "all", rng: np.random.Generator | None = None) -> None:
-        self.num_goals = whole_number("num_goals", num_goals, 1)
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    @check_arguments
+    def __init__(
+        self,
+        num_goals: Size,
+        strategy: Literal["none", "some", "all"] = "all",
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.num_goals = num_goals
         self.strategy = strategy
         self.rng = np.random.default_rng() if rng is None else rng
 

@@ -6,14 +6,15 @@ Needs metaworld; tested with 3.1.1 and mujoco 3.3.0. `Metaworld` is the environm
 import functools
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Le
 
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, Size, check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 from amago.envs.registry import did_you_mean
@@ -49,7 +50,8 @@ class LazyBenchmark:
         ValueError: for an unknown name.
     """
 
-    def __init__(self, benchmark_name: str, seed: int | None = 0) -> None:
+    @check_arguments
+    def __init__(self, benchmark_name: str, seed: Count | None = 0) -> None:
         env_dict = optional_import("metaworld.env_dict", extra="metaworld")
         if seed is None:
             seed = int(np.random.default_rng().integers(2**31))
@@ -112,23 +114,17 @@ class KEpisodeMetaworld(gym.Env[Observation, npt.NDArray[np.float32]]):
 
     reward_scales: ClassVar[dict[str, float]] = {}
 
+    @check_arguments
     def __init__(
         self,
         benchmark: Any,
-        split: str,
-        k_episodes: int,
-        max_episode_length: int = LONGEST_ATTEMPT,
+        split: Literal["train", "test"],
+        k_episodes: Size,
+        max_episode_length: Annotated[Size, Le(LONGEST_ATTEMPT)] = LONGEST_ATTEMPT,
         render_mode: str | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f'split must be "train" or "test", got {split!r}')
-        self.k_episodes = whole_number("k_episodes", k_episodes, 1)
-        self.max_episode_length = whole_number("max_episode_length", max_episode_length, 1)
-        if self.max_episode_length > LONGEST_ATTEMPT:
-            raise ValueError(
-                f"max_episode_length must be at most {LONGEST_ATTEMPT}, Meta-World's own limit, got "
-                f"{max_episode_length}"
-            )
+        self.k_episodes = k_episodes
+        self.max_episode_length = max_episode_length
         self.benchmark = benchmark
         self.split = split
         self.render_mode = render_mode
@@ -221,8 +217,13 @@ class Metaworld(AMAGOEnv):
         ValueError: for an unknown benchmark or split, or `k_episodes` below 1.
     """
 
+    @check_arguments
     def __init__(
-        self, benchmark_name: str, split: str, k_episodes: int, benchmark_seed: int | None = 0
+        self,
+        benchmark_name: str,
+        split: Literal["train", "test"],
+        k_episodes: Size,
+        benchmark_seed: Count | None = 0,
     ) -> None:
         self.k_episode_env = KEpisodeMetaworld(
             LazyBenchmark(benchmark_name, benchmark_seed), split, k_episodes

@@ -11,6 +11,7 @@ import numpy as np
 
 from amago.envs.actions import make_action_codec
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.arguments import check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 from amago.envs.observations import ObservationMapper
@@ -40,6 +41,7 @@ class MinariAMAGOEnv(AMAGOEnv):
         ValueError: if the dataset names no environment, or one with other spaces than its own.
     """
 
+    @check_arguments
     def __init__(
         self, dataset: Any, eval_env: bool = True, *, download: bool = False, env_name: str | None = None
     ) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.observations import extend_box_obs_space_by
 from amago.envs.registry import did_you_mean
@@ -106,6 +106,7 @@ class POPGym(gym.Wrapper[Any, Any, Any, Any]):
         ValueError: if popgym has no such id.
     """
 
+    @check_arguments
     def __init__(self, env_name: str, truncated_is_done: bool = True) -> None:
         env = make_popgym_env(env_name)
         super().__init__(env)
@@ -147,6 +148,7 @@ class POPGym(gym.Wrapper[Any, Any, Any, Any]):
 class POPGymAMAGO(AMAGOEnv):
     """`POPGym` for agents; its `env_name` is the id as given. Arguments and errors are those of `POPGym`."""
 
+    @check_arguments
     def __init__(self, env_name: str, truncated_is_done: bool = True) -> None:
         super().__init__(POPGym(env_name, truncated_is_done), env_name)
 
@@ -197,9 +199,10 @@ class MultiDomainPOPGym(gym.Env[Vector, int]):
         "MineSweeperEasy",
     )
 
-    def __init__(self, warmup_episodes: int = 1) -> None:
+    @check_arguments
+    def __init__(self, warmup_episodes: Count = 1) -> None:
         optional_import("popgym.envs", extra="popgym")
-        self.warmup_episodes = whole_number("warmup_episodes", warmup_episodes, 0)
+        self.warmup_episodes = warmup_episodes
         high = np.full(self.SIZE + 4, 5.0, np.float32)
         high[self.SIZE] = max(5.0, (warmup_episodes + 1) * 832 / TIME_SCALE)
         self.observation_space = gym.spaces.Box(np.full_like(high, -5.0), high)
@@ -269,6 +272,7 @@ class MultiDomainPOPGym(gym.Env[Vector, int]):
 class MultiDomainPOPGymAMAGO(AMAGOEnv):
     """`MultiDomainPOPGym` for agents; `env_name` is for example "MultiDomainPOPGym-AutoencodeEasy"."""
 
-    def __init__(self, warmup_episodes: int = 1) -> None:
+    @check_arguments
+    def __init__(self, warmup_episodes: Count = 1) -> None:
         self.multi_domain = MultiDomainPOPGym(warmup_episodes)
         super().__init__(self.multi_domain)

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.arguments import Count, check_arguments
 from amago.envs.builtin.optional import PROCGEN_INSTALL
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -91,12 +92,13 @@ class TwoAttemptMTProcgen(gym.Env[Image, int]):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        games: Sequence[str],
-        distribution_mode: str,
+        games: Sequence[str] | str,
+        distribution_mode: Literal["easy", "hard", "memory-hard"],
         reward_scales: Mapping[str, float] | None = None,
-        seed_range: tuple[int, int] = (0, 2000),
+        seed_range: tuple[Count, Count] = (0, 2000),
     ) -> None:
         games = [games] if isinstance(games, str) else list(games)
         scales = dict(reward_scales or {})
@@ -104,10 +106,6 @@ class TwoAttemptMTProcgen(gym.Env[Image, int]):
         if unknown or not games:
             raise ValueError(
                 f"games and reward_scales must name games of {', '.join(ALL_PROCGEN_GAMES)}, got {unknown}"
-            )
-        if distribution_mode not in _MODES:
-            raise ValueError(
-                f"distribution_mode must be one of {', '.join(_MODES)}, got {distribution_mode!r}"
             )
         first, last = seed_range
         if not 0 <= first <= last < 2**31:
@@ -136,7 +134,7 @@ class TwoAttemptMTProcgen(gym.Env[Image, int]):
         """Draws a game and a level and starts the first attempt."""
         super().reset(seed=seed)
         self._draw_level()
-        mode = self.distribution_mode
+        mode: str = self.distribution_mode
         if mode == "memory-hard":
             mode = "memory" if self.current_game in _MEMORY_GAMES else "hard"
         previous = self._procgen

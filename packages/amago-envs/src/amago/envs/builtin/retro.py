@@ -6,13 +6,14 @@ Tested with stable-retro 1.0.1, whose wheel has one game, and OpenCV 5.0.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 
 from amago.envs.amago_env import AMAGOEnv
-from amago.envs.builtin.arguments import whole_number
-from amago.envs.builtin.images import Frame, checked_resolution, image_space, order_axes, resize
+from amago.envs.arguments import Positive, Size, check_arguments
+from amago.envs.builtin.images import Frame, image_space, order_axes, resize
 from amago.envs.builtin.optional import optional_import
 
 FRAMES_PER_MINUTE = 3600
@@ -64,12 +65,13 @@ class RetroArcade(gym.Env[Frame, Any]):
 
     metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        game_start_dict: dict[str, list[str]],
-        resolution: tuple[int, int] = (84, 84),
-        time_limit_minutes: float = 20,
-        frame_skip: int = 8,
+        game_start_dict: Mapping[str, Sequence[str]],
+        resolution: tuple[Size, Size] = (84, 84),
+        time_limit_minutes: Positive = 20,
+        frame_skip: Size = 8,
         channels_last: bool = False,
         use_discrete_actions: bool = False,
         render_mode: str = "rgb_array",
@@ -83,10 +85,8 @@ class RetroArcade(gym.Env[Frame, Any]):
         self._consoles = {game: self._console_of(game) for game in self.game_start_dict}
         for game, states in self.game_start_dict.items():
             self._check_states(game, states)
-        if time_limit_minutes <= 0:
-            raise ValueError(f"time_limit_minutes must be positive, got {time_limit_minutes}")
-        self.resolution = checked_resolution(resolution)
-        self.frame_skip = whole_number("frame_skip", frame_skip, 1)
+        self.resolution = (resolution[0], resolution[1])
+        self.frame_skip = frame_skip
         self.time_limit = math.ceil(time_limit_minutes * FRAMES_PER_MINUTE / self.frame_skip)
         self.channels_last = channels_last
         self.use_discrete_actions = use_discrete_actions

@@ -4,13 +4,14 @@ The room stays the same within a rollout, so an agent with memory walks straight
 second visit on.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Size, check_arguments
 
 Location = tuple[int, int]
 # -y, -x, +y, +x, stay
@@ -41,20 +42,18 @@ class RoomKeyDoor(gym.Env[npt.NDArray[np.float32], int]):
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
         dark: bool = True,
-        size: int = 9,
-        max_episode_steps: int = 50,
-        meta_rollout_horizon: int = 500,
+        size: Annotated[Size, Ge(2)] = 9,
+        max_episode_steps: Size = 50,
+        meta_rollout_horizon: Size = 500,
         start_location: str | Location = "random",
         key_location: str | Location = "random",
         goal_location: str | Location = "random",
         randomize_actions: bool = False,
     ) -> None:
-        size = whole_number("size", size, 2, "start, key and door take a cell each")
-        max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
-        meta_rollout_horizon = whole_number("meta_rollout_horizon", meta_rollout_horizon, 1)
         self.dark = dark
         self.size = size
         self.max_episode_steps = max_episode_steps

@@ -5,13 +5,14 @@ action needs a memory as long as the corridor. The passive maze starts on the or
 active one the agent must first step back to the oracle, which also tests credit assignment.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Le
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, Size, check_arguments
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 FORWARD = 0
@@ -46,23 +47,22 @@ class TMazeAlt(gym.Env[npt.NDArray[np.float32], int]):
         ValueError: for an argument out of its range.
     """
 
+    @check_arguments
     def __init__(
         self,
-        episode_length: int = 11,
-        corridor_length: int = 10,
-        oracle_length: int = 0,
+        episode_length: Size = 11,
+        corridor_length: Size = 10,
+        oracle_length: Count = 0,
         goal_reward: float = 1.0,
-        penalty: float = 0.0,
+        penalty: Annotated[float, Le(0)] = 0.0,
         distract_reward: float = 0.0,
         ambiguous_position: bool = False,
         expose_goal: bool = False,
         add_timestep: bool = False,
     ) -> None:
-        self.episode_length = whole_number("episode_length", episode_length, 1)
-        self.corridor_length = whole_number("corridor_length", corridor_length, 1)
-        self.oracle_length = whole_number("oracle_length", oracle_length, 0)
-        if penalty > 0.0:
-            raise ValueError(f"penalty is added to the reward and must be at most 0, got {penalty}")
+        self.episode_length = episode_length
+        self.corridor_length = corridor_length
+        self.oracle_length = oracle_length
         if distract_reward != 0.0:
             raise ValueError(f"distract_reward must be 0 in this maze, got {distract_reward}")
         if ambiguous_position and expose_goal:
@@ -156,15 +156,16 @@ class TMazeAltPassive(TMazeAlt):
         ValueError: for an argument out of its range.
     """
 
+    @check_arguments
     def __init__(
         self,
-        corridor_length: int,
+        corridor_length: Size,
         goal_reward: float = 1.0,
-        penalty: float = 0.0,
+        penalty: Annotated[float, Le(0)] = 0.0,
         distract_reward: float = 0.0,
     ) -> None:
         super().__init__(
-            episode_length=whole_number("corridor_length", corridor_length, 1) + 1,
+            episode_length=corridor_length + 1,
             corridor_length=corridor_length,
             oracle_length=0,
             goal_reward=goal_reward,
@@ -180,15 +181,16 @@ class TMazeAltActive(TMazeAlt):
     As `TMazeAltPassive`, except that the first step is never penalised.
     """
 
+    @check_arguments
     def __init__(
         self,
-        corridor_length: int,
+        corridor_length: Size,
         goal_reward: float = 1.0,
-        penalty: float = 0.0,
+        penalty: Annotated[float, Le(0)] = 0.0,
         distract_reward: float = 0.0,
     ) -> None:
         super().__init__(
-            episode_length=whole_number("corridor_length", corridor_length, 1) + 3,
+            episode_length=corridor_length + 3,
             corridor_length=corridor_length,
             oracle_length=1,
             goal_reward=goal_reward,

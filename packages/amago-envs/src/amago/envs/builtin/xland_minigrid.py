@@ -8,13 +8,14 @@ N = `parallel_envs`, k = `k_episodes`.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt, Lt
 
-from amago.envs.builtin.arguments import whole_number
+from amago.envs.arguments import Count, Size, check_arguments
 from amago.envs.builtin.optional import optional_import
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -68,25 +69,22 @@ class XLandMinigridVectorizedGym(gym.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
+    @check_arguments
     def __init__(
         self,
-        parallel_envs: int,
-        k_episodes: int = 25,
-        rooms: int = 4,
-        grid_size: int = 13,
+        parallel_envs: Size,
+        k_episodes: Size = 25,
+        rooms: Size = 4,
+        grid_size: Size = 13,
         ruleset_benchmark: Any = "small-1m",
-        train_test_split: str = "train",
-        train_test_split_key: int = 0,
-        train_test_split_pct: float = 0.8,
+        train_test_split: Literal["train", "test"] = "train",
+        train_test_split_key: Count = 0,
+        train_test_split_pct: Annotated[float, Gt(0), Lt(1)] = 0.8,
     ) -> None:
         xminigrid: Any = optional_import("xminigrid", extra="xland")
         self._jax: Any = optional_import("jax", extra="xland")
-        self.parallel_envs = whole_number("parallel_envs", parallel_envs, 1)
-        self.k_episodes = whole_number("k_episodes", k_episodes, 1)
-        if train_test_split not in SPLITS:
-            raise ValueError(f"train_test_split must be one of {', '.join(SPLITS)}, got {train_test_split!r}")
-        if not 0.0 < train_test_split_pct < 1.0:
-            raise ValueError(f"train_test_split_pct must lie in (0, 1), got {train_test_split_pct}")
+        self.parallel_envs = parallel_envs
+        self.k_episodes = k_episodes
         name = f"XLand-MiniGrid-R{rooms}-{grid_size}x{grid_size}"
         if name not in xminigrid.registered_environments():
             grids = [each for each in xminigrid.registered_environments() if each.startswith("XLand-")]

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from amago.envs.arguments import check_arguments
 from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.registry import Registry
 from amago.envs.seeding import stream
@@ -30,6 +31,7 @@ class ExplorationWrapper(ForwardingWrapper, gym.ActionWrapper):
         TypeError: if `amago_env` is not an AMAGOEnv or a wrapper of one.
     """
 
+    @check_arguments
     def __init__(self, amago_env: gym.Env[Any, Any]) -> None:
         super().__init__(amago_env)
         try:

@@ -7,13 +7,15 @@ its end.
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import gin
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, MultipleOf
 
+from amago.envs.arguments import NonNegative, Size, check_arguments
 from amago.envs.exploration.base import ExplorationWrapper, register_exploration
 from amago.hindsight import Array
 
@@ -41,31 +43,19 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         ValueError: for a negative epsilon, or a horizon or annealing time below 1.
     """
 
+    @check_arguments
     def __init__(
         self,
         amago_env: gym.Env[Any, Any],
-        rollout_horizon: int = gin.REQUIRED,
-        eps_start_start: float = 1.0,
-        eps_start_end: float = 0.05,
-        eps_end_start: float = 0.8,
-        eps_end_end: float = 0.01,
-        steps_anneal: int = 1_000_000,
+        rollout_horizon: Size = gin.REQUIRED,
+        eps_start_start: NonNegative = 1.0,
+        eps_start_end: NonNegative = 0.05,
+        eps_end_start: NonNegative = 0.8,
+        eps_end_end: NonNegative = 0.01,
+        steps_anneal: Annotated[float, Ge(1), MultipleOf(1)] = 1_000_000,
         randomize_eps: bool = True,
     ) -> None:
         super().__init__(amago_env)
-        named = {
-            "eps_start_start": eps_start_start,
-            "eps_start_end": eps_start_end,
-            "eps_end_start": eps_end_start,
-            "eps_end_end": eps_end_end,
-        }
-        for name, value in named.items():
-            # Written so that NaN fails as well.
-            if not value >= 0.0:
-                raise ValueError(f"{name} is {value}; epsilon must be at least 0")
-        for name, steps in (("rollout_horizon", rollout_horizon), ("steps_anneal", steps_anneal)):
-            if not steps >= 1:
-                raise ValueError(f"{name} is {steps}; it counts steps and must be at least 1")
         self.rollout_horizon = rollout_horizon
         self.eps_start_start, self.eps_start_end = eps_start_start, eps_start_end
         self.eps_end_start, self.eps_end_end = eps_end_start, eps_end_end
@@ -157,12 +147,13 @@ class EpsilonGreedy(BilevelEpsilonGreedy):
         ValueError: for a negative epsilon or an annealing time below 1.
     """
 
+    @check_arguments
     def __init__(
         self,
         amago_env: gym.Env[Any, Any],
-        eps_start: float = 1.0,
-        eps_end: float = 0.05,
-        steps_anneal: int = 1_000_000,
+        eps_start: NonNegative = 1.0,
+        eps_end: NonNegative = 0.05,
+        steps_anneal: Annotated[float, Ge(1), MultipleOf(1)] = 1_000_000,
         randomize_eps: bool = True,
     ) -> None:
         super().__init__(

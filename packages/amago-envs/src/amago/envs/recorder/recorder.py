@@ -10,16 +10,18 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt
 
+from amago.envs.arguments import MAY_BE_INFINITE, Count, Size, check_arguments
 from amago.envs.metrics import StepCounts
 from amago.envs.recorder.episode_buffer import EpisodeBuffer
 from amago.envs.recorder.file_writer import FileWriter
 from amago.envs.vector.base import PolicyInput, VectorStep
-from amago.hindsight import SAVE_FORMATS, Array, FrozenTraj, trajectory_filename
+from amago.hindsight import Array, FrozenTraj, trajectory_filename
 
 NEVER = 2**62  # transitions; sums with it do not overflow int64
 
@@ -120,22 +122,21 @@ class TrajectoryRecorder:
             `max_seq_len`.
     """
 
+    @check_arguments
     def __init__(
         self,
-        num_envs: int,
+        num_envs: Size,
         *,
         save_to: Path | None,
-        save_as: str = "npz",
-        save_len: int | float,
-        max_seq_len: int,
+        save_as: Literal["npz", "npz-compressed", "traj"] = "npz",
+        save_len: Annotated[float, Gt(0), MAY_BE_INFINITE],
+        max_seq_len: Size,
         stagger: bool = True,
         rng: np.random.Generator,
         writer_id: str | None = None,
-        first_number: int = 0,
+        first_number: Count = 0,
         on_written: Callable[[Path], None] | None = None,
     ) -> None:
-        if save_as not in SAVE_FORMATS:
-            raise ValueError(f"save_as must be one of {', '.join(SAVE_FORMATS)}, got {save_as!r}")
         self.num_envs = num_envs
         self.total_frames = 0
         self.refused_segments = 0

@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv, StepResult
+from amago.envs.arguments import Size, check_arguments, check_fields
 from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.metrics import (
     ReturnHistory,
@@ -44,13 +45,16 @@ class SequenceWrapper(ForwardingWrapper):
         ValueError: for an unknown format, or invalid bounds.
     """
 
+    @check_arguments
     def __init__(
         self,
         env: gym.Env[Any, Any],
         save_trajs_to: str | Path | None,
-        save_every: tuple[int, int] | None = None,
-        save_trajs_as: str = "npz",
+        save_every: tuple[Size, Size] | None = None,
+        save_trajs_as: Literal["npz", "npz-compressed", "traj"] = "npz",
     ) -> None:
+        if save_every is not None and save_every[0] > save_every[1]:
+            raise ValueError(f"save_every must be (lowest, highest), got {save_every!r}")
         super().__init__(env)
         self.batched_envs: int = find_attribute(env, "batched_envs")
         self._rng = stream(None, "recorder")
@@ -220,11 +224,12 @@ class EnvCreator:
     make_env: Callable[[], AMAGOEnv]
     exploration_wrapper_type: type[Any] | None
     save_trajs_to: str | Path | None
-    save_every_low: int | None
-    save_every_high: int | None
-    save_trajs_as: str
+    save_every_low: Size | None
+    save_every_high: Size | None
+    save_trajs_as: Literal["npz", "npz-compressed", "traj"]
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.save_every_low is None) != (self.save_every_high is None):
             raise ValueError(
                 "save_every_low and save_every_high go together, "

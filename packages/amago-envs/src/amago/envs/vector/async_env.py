@@ -148,7 +148,7 @@ class AsyncVectorEnv(VectorEnv):
         self._doing = "resetting"
         names = self._call_all("reset", self._by_worker(self._seeds(seed)))
         self.env_names = self._names_by_row(names)
-        return self._inputs
+        return self._first_inputs()
 
     def step_async(self, actions: Array) -> None:
         self._check_actions(actions)

@@ -118,7 +118,7 @@ class VectorEnv(ABC):
         self._arrays = arrays
         self._inputs = arrays.policy_input()
         self._first_index, self._seed, self._rank, self._role = first_index, seed, rank, role
-        self._was_reset = False
+        self._was_reset = self._warned = False
         self._closed = False
         self._pending: str | None = None
         self.env_names: list[str] = self._names_by_row(spec.names)
@@ -207,6 +207,19 @@ class VectorEnv(ABC):
         self._was_reset = True
         indices = range(self._first_index, self._first_index + len(self._rows_per_env))
         return [None if seed is None else stream_seed(seed, self._role, self._rank, i) for i in indices]
+
+    def _first_inputs(self) -> PolicyInput:
+        """The inputs after a reset; warns once of an observation that is not finite."""
+        for key, array in self._inputs.obs.items():
+            if array.dtype.kind == "f" and not self._warned and not np.isfinite(array).all():
+                self._warned = True
+                row = int(np.argwhere(~np.isfinite(array))[0, 0])
+                warnings.warn(
+                    f"environment {self._first_index + row} ({self.env_names[row]!r}) returned NaN or infinity in "
+                    f"its first observation {key!r}: networks cannot learn from it, so replace such values",
+                    stacklevel=3,
+                )
+        return self._inputs
 
     def _check_ready(self) -> None:
         """Raises RuntimeError if the environment is closed or an asynchronous call is pending."""

@@ -18,6 +18,8 @@ from amago.envs.exploration.base import ExplorationWrapper
 from amago.envs.vector.shared_arrays import StepArrays
 from amago.hindsight import Array
 
+_BOOLS = frozenset((bool, np.bool_))
+
 
 def can_be_batched(envs: Sequence[Any]) -> bool:
     """Whether `BatchedStepper` supports `envs`, a list of AMAGOEnvs or of exploration wrappers around them.
@@ -143,12 +145,14 @@ class BatchedStepper:
             ("truncated", arrays.truncated, self._truncated),
         ):
             try:
+                if array is not arrays.rewards and not _BOOLS.issuperset(map(type, values)):
+                    raise TypeError(f"{name} are not booleans")
                 array[:] = values
             except (ValueError, TypeError):
-                # Some environments return one-element arrays.
+                # Some environments return one-element arrays or numbers.
                 for row, value in enumerate(values):
                     self.active = row
-                    array[row] = single_value(name, value, array.dtype)
+                    array[row] = single_value(name, value, array.dtype.type)
         finite = np.isfinite(arrays.rewards)
         if not finite.all():
             self.active = row = int(finite.argmin())

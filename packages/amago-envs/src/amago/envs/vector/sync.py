@@ -50,7 +50,7 @@ class SyncVectorEnv(VectorEnv):
         self._pending = None
         self._check_ready()
         self.env_names = self._names_by_row(self._group.reset(self._seeds(seed)))
-        return self._inputs
+        return self._first_inputs()
 
     def step_async(self, actions: Array) -> None:
         self._check_actions(actions)

@@ -10,11 +10,12 @@ import gin
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
 from amago.nets.actor_critic.base import BaseActorHead, PolicyType
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.ff import MLP
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.policy_dists import Discrete, TanhGaussian
 from amago.nets.utils import add_activation_log
 
@@ -36,16 +37,17 @@ class Actor(BaseActorHead):
         discrete_dist_type: distribution used if `discrete`.
     """
 
+    @check_arguments
     def __init__(
         self,
-        state_dim: int,
-        action_dim: int,
+        state_dim: Size,
+        action_dim: Size,
         discrete: bool,
         gammas: Tensor | Sequence[float],
-        n_layers: int = 2,
-        d_hidden: int = 256,
-        activation: str = "leaky_relu",
-        dropout_p: float = 0.0,
+        n_layers: Size = 2,
+        d_hidden: Size = 256,
+        activation: Activation = "leaky_relu",
+        dropout_p: Probability = 0.0,
         continuous_dist_type: PolicyType = TanhGaussian,
         discrete_dist_type: PolicyType = Discrete,
     ) -> None:
@@ -85,7 +87,7 @@ class ResidualBlock(nn.Sequential):
     """
 
     def __init__(
-        self, d_model: int, d_ff: int, activation: str, normalization: str | None, dropout_p: float
+        self, d_model: int, d_ff: int, activation: Activation, normalization: Norm | None, dropout_p: float
     ) -> None:
         super().__init__(
             Linear(d_model, d_ff),
@@ -121,18 +123,19 @@ class ResidualActor(BaseActorHead):
         discrete_dist_type: distribution used if `discrete`.
     """
 
+    @check_arguments
     def __init__(
         self,
-        state_dim: int,
-        action_dim: int,
+        state_dim: Size,
+        action_dim: Size,
         discrete: bool,
         gammas: Tensor | Sequence[float],
-        feature_dim: int = 256,
-        residual_ff_dim: int = 512,
-        residual_blocks: int = 2,
-        activation: str = "leaky_relu",
-        normalization: str | None = "layer",
-        dropout_p: float = 0.0,
+        feature_dim: Size = 256,
+        residual_ff_dim: Size = 512,
+        residual_blocks: Size = 2,
+        activation: Activation = "leaky_relu",
+        normalization: Norm | None = "layer",
+        dropout_p: Probability = 0.0,
         continuous_dist_type: PolicyType = TanhGaussian,
         discrete_dist_type: PolicyType = Discrete,
     ) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.policy_dists import Discrete, PolicyOutput
 
 PolicyType = Callable[..., PolicyOutput]
@@ -21,6 +22,8 @@ def _as_gammas(gammas: Tensor | Sequence[float]) -> Tensor:
     tensor = torch.as_tensor(gammas, dtype=torch.float32).detach().clone()
     if tensor.dim() != 1 or not len(tensor):
         raise ValueError(f"gammas must be a non-empty list of discounts, got {gammas!r}")
+    if not bool(((tensor >= 0) & (tensor <= 1)).all()):
+        raise ValueError(f"gammas must be discounts between 0 and 1, got {gammas!r}")
     return tensor
 
 
@@ -44,10 +47,11 @@ class BaseActorHead(nn.Module, ABC):
 
     gammas: Tensor
 
+    @check_arguments
     def __init__(
         self,
-        state_dim: int,
-        action_dim: int,
+        state_dim: Size,
+        action_dim: Size,
         discrete: bool,
         gammas: Tensor | Sequence[float],
         continuous_dist_type: PolicyType,
@@ -118,17 +122,16 @@ class BaseCriticHead(nn.Module, ABC):
 
     gammas: Tensor
 
+    @check_arguments
     def __init__(
         self,
-        state_dim: int,
-        action_dim: int,
+        state_dim: Size,
+        action_dim: Size,
         discrete: bool,
         gammas: Tensor | Sequence[float],
-        num_critics: int,
+        num_critics: Size,
     ) -> None:
         super().__init__()
-        if num_critics < 1:
-            raise ValueError(f"num_critics must be at least 1, got {num_critics!r}")
         self.state_dim = state_dim
         self.action_dim = action_dim
         self.discrete = discrete

@@ -12,8 +12,10 @@ import gin
 import torch
 from torch import Tensor
 
+from amago.nets.activations import Activation
 from amago.nets.actor_critic.base import BaseCriticHead
 from amago.nets.actor_critic.ensemble import EnsembleMLP
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.utils import symlog
 
 
@@ -66,17 +68,18 @@ class NCritics(BaseCriticHead):
         activation: activation of the hidden layers.
     """
 
+    @check_arguments
     def __init__(
         self,
-        state_dim: int,
-        action_dim: int,
+        state_dim: Size,
+        action_dim: Size,
         discrete: bool,
         gammas: Tensor | Sequence[float],
-        num_critics: int,
-        d_hidden: int = 256,
-        n_layers: int = 2,
-        dropout_p: float = 0.0,
-        activation: str = "leaky_relu",
+        num_critics: Size,
+        d_hidden: Size = 256,
+        n_layers: Size = 2,
+        dropout_p: Probability = 0.0,
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__(
             state_dim=state_dim,

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import kernels
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import leaky_slope
 
@@ -74,19 +75,18 @@ class EnsembleMLP(nn.Module):
         activation: activation of the hidden layers.
     """
 
+    @check_arguments
     def __init__(
         self,
-        n: int,
-        d_in: int,
-        d_hidden: int,
-        n_layers: int,
-        d_out: int,
-        dropout_p: float = 0.0,
-        activation: str = "leaky_relu",
+        n: Size,
+        d_in: Size,
+        d_hidden: Size,
+        n_layers: Size,
+        d_out: Size,
+        dropout_p: Probability = 0.0,
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
-        if n_layers < 1:
-            raise ValueError(f"n_layers must be at least 1, got {n_layers}")
         self.inp_layer = EnsembleLinear(n, d_in, d_hidden)
         self.core_layers = nn.ModuleList(EnsembleLinear(n, d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.output_layer = EnsembleLinear(n, d_hidden, d_out)

@@ -6,11 +6,14 @@ Shapes: B batch, L sequence, C critics, G discounts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import gin
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
+from amago.nets.arguments import Positive, Size, check_arguments
 from amago.nets.data_parallel import sum_over_ranks
 from amago.nets.precision import at_least_float32
 
@@ -35,17 +38,16 @@ class PopArtLayer(nn.Module):
     b: Tensor
     _t: Tensor
 
+    @check_arguments
     def __init__(
         self,
-        gammas: int | Sequence[float] | Tensor,
-        beta: float = 5e-4,
-        init_nu: float = 100.0,
+        gammas: Size | Sequence[float] | Tensor,
+        beta: Annotated[float, Gt(0), Le(1)] = 5e-4,
+        init_nu: Positive = 100.0,
         enabled: bool = True,
     ) -> None:
         super().__init__()
-        if not 0.0 < beta <= 1.0:
-            raise ValueError(f"beta must lie in (0, 1], got {beta}")
-        n = gammas if isinstance(gammas, int) else len(gammas)
+        n = len(gammas) if isinstance(gammas, (Sequence, Tensor)) else int(gammas)
         self.beta = beta
         self.enabled = enabled
         self.register_buffer("mu", torch.zeros(n, 1))

@@ -6,18 +6,21 @@ Shapes: B batch, L sequence, S state width, K action samples, C critics, G disco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from amago.kernels import Bins, hl_gauss_cross_entropy, two_hot_cross_entropy, two_hot_mean
 from amago.kernels.two_hot.reference import hl_gauss_labels, two_hot_labels
+from amago.nets.activations import Activation
 from amago.nets.actor_critic.base import BaseCriticHead
 from amago.nets.actor_critic.critic import state_action_mlp
 from amago.nets.actor_critic.ensemble import EnsembleMLP
+from amago.nets.arguments import Positive, Probability, Size, check_arguments
 from amago.nets.precision import at_least_float32
 
 DEFAULT_RETURN_LIMIT = 100_000.0
@@ -77,23 +80,24 @@ class NCriticsTwoHot(BaseCriticHead):
             not positive.
     """
 
+    @check_arguments
     def __init__(
         self,
-        state_dim: int,
-        action_dim: int,
+        state_dim: Size,
+        action_dim: Size,
         gammas: Tensor | Sequence[float],
         discrete: bool,
-        num_critics: int,
-        d_hidden: int = 256,
-        n_layers: int = 2,
-        dropout_p: float = 0.0,
-        activation: str = "leaky_relu",
+        num_critics: Size,
+        d_hidden: Size = 256,
+        n_layers: Size = 2,
+        dropout_p: Probability = 0.0,
+        activation: Activation = "leaky_relu",
         min_return: float | None = None,
         max_return: float | None = None,
-        output_bins: int = 128,
+        output_bins: Annotated[int, Ge(2), Le(2**20)] = 128,
         use_symlog: bool = True,
-        label_type: str = "twohot",
-        sigma: float = 0.75,
+        label_type: Literal["twohot", "hlgauss"] = "twohot",
+        sigma: Positive = 0.75,
         init_value: float | None = None,
     ) -> None:
         super().__init__(
@@ -103,10 +107,6 @@ class NCriticsTwoHot(BaseCriticHead):
             gammas=gammas,
             num_critics=num_critics,
         )
-        if label_type not in ("twohot", "hlgauss"):
-            raise ValueError(f"label_type must be 'twohot' or 'hlgauss', got {label_type!r}")
-        if not sigma > 0.0:
-            raise ValueError(f"sigma must be a positive number of bin widths, got {sigma}")
         self.label_type = label_type
         self.sigma = sigma
         self.bins = _support(min_return, max_return, output_bins, use_symlog)
@@ -185,6 +185,4 @@ def _support(low: float | None, high: float | None, n: int, symlog: bool) -> Bin
     high = DEFAULT_RETURN_LIMIT if high is None else float(high)
     if not low < high:
         raise ValueError(f"min_return must be smaller than max_return, got {low} and {high}")
-    if n < 2:
-        raise ValueError(f"output_bins must be at least 2, got {n}")
     return Bins(low, high, n, symlog=symlog)

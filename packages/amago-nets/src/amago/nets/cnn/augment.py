@@ -11,6 +11,8 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.arguments import Count, Probability, Size, check_arguments
+
 
 @gin.configurable(module="amago.nets.cnn")
 class DrQv2Aug(nn.Module):
@@ -24,10 +26,9 @@ class DrQv2Aug(nn.Module):
         ValueError: if `pad` is negative.
     """
 
-    def __init__(self, pad: int, channels_first: bool) -> None:
+    @check_arguments
+    def __init__(self, pad: Count, channels_first: bool) -> None:
         super().__init__()
-        if pad < 0:
-            raise ValueError(f"pad must not be negative, got {pad!r}")
         self.pad = pad
         self.channels_first = channels_first
 
@@ -71,10 +72,9 @@ class ShiftShareOfBatch(nn.Module):
         ValueError: if images are not square or the share is out of range.
     """
 
-    def __init__(self, img_shape: Sequence[int], channels_first: bool, share: float) -> None:
+    @check_arguments
+    def __init__(self, img_shape: Sequence[Size], channels_first: bool, share: Probability) -> None:
         super().__init__()
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"aug_pct_of_batch must be a share between 0 and 1, got {share!r}")
         height, width = img_shape[1:] if channels_first else img_shape[:2]
         if height != width:
             raise ValueError(

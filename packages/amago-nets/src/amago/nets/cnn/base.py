@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Size, check_arguments
 
 
 def weight_init(m: nn.Module) -> None:
@@ -40,8 +41,9 @@ class CNN(nn.Module, ABC):
         ValueError: if `img_shape` does not have three axes.
     """
 
+    @check_arguments
     def __init__(
-        self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu"
+        self, img_shape: Sequence[Size], channels_first: bool = False, activation: Activation = "leaky_relu"
     ) -> None:
         super().__init__()
         if len(img_shape) != 3:

@@ -5,11 +5,15 @@ Shapes: N images, C channels, H height, W width.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
 import gin
 import torch.nn.functional as F
+from annotated_types import MinLen
 from torch import Tensor, nn
 
+from amago.nets.activations import Activation
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.cnn.base import CNN
 
 _GROUPS = 4
@@ -61,12 +65,13 @@ class IMPALAishCNN(CNN):
         ValueError: if channels cannot be split into groups.
     """
 
+    @check_arguments
     def __init__(
         self,
-        img_shape: Sequence[int],
+        img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
-        cnn_block_depths: Sequence[int] = [16, 32, 32],
+        activation: Activation = "leaky_relu",
+        cnn_block_depths: Annotated[Sequence[Size], MinLen(1)] = [16, 32, 32],
         post_group_norm: bool = True,
     ) -> None:
         super().__init__(img_shape, channels_first=channels_first, activation=activation)

@@ -4,10 +4,14 @@ Shapes: N images, C channels, H height, W width.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import gin
+from annotated_types import MinLen
 from torch import Tensor, nn
 
+from amago.nets.activations import Activation
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.cnn.base import CNN, weight_init
 
 _LARGEST_GRID = 22  # cells on a side: BabyAI's whole map
@@ -20,13 +24,18 @@ class _ConvStack(CNN):
         self,
         img_shape: Sequence[int],
         channels_first: bool,
-        activation: str,
+        activation: Activation,
         channels: Sequence[int],
         kernels: Sequence[int],
         strides: Sequence[int],
         padding: int = 0,
     ) -> None:
         super().__init__(img_shape, channels_first=channels_first, activation=activation)
+        if not len(channels) == len(kernels) == len(strides):
+            raise ValueError(
+                "channels, kernels and strides must have an entry per layer each, got "
+                f"{list(channels)}, {list(kernels)} and {list(strides)}"
+            )
         self._require_size(kernels, strides, padding)
         self.num_layers = len(channels)
         d_inp = self.in_channels
@@ -67,8 +76,9 @@ class DrQCNN(_ConvStack):
         activation: see `activation_switch`.
     """
 
+    @check_arguments
     def __init__(
-        self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu"
+        self, img_shape: Sequence[Size], channels_first: bool = False, activation: Activation = "leaky_relu"
     ) -> None:
         super().__init__(
             img_shape, channels_first, activation, channels=[32] * 4, kernels=[3] * 4, strides=[2, 1, 1, 1]
@@ -92,14 +102,15 @@ class GridworldCNN(_ConvStack):
         ValueError: if the image is too small for the kernels.
     """
 
+    @check_arguments
     def __init__(
         self,
-        img_shape: Sequence[int],
+        img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
-        channels: Sequence[int] = [16, 32, 48],
-        kernels: Sequence[int] = [2, 2, 2],
-        strides: Sequence[int] = [1, 1, 1],
+        activation: Activation = "leaky_relu",
+        channels: Annotated[Sequence[Size], MinLen(1)] = [16, 32, 48],
+        kernels: Annotated[Sequence[Size], MinLen(1)] = [2, 2, 2],
+        strides: Annotated[Sequence[Size], MinLen(1)] = [1, 1, 1],
     ) -> None:
         super().__init__(img_shape, channels_first, activation, channels, kernels, strides)
 
@@ -124,14 +135,15 @@ class SmallImageCNN(_ConvStack):
         ValueError: if the image is too small for the kernels.
     """
 
+    @check_arguments
     def __init__(
         self,
-        img_shape: Sequence[int],
+        img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
-        channels: Sequence[int] = [32, 48, 48],
-        kernels: Sequence[int] = [3, 3, 3],
-        strides: Sequence[int] | None = None,
+        activation: Activation = "leaky_relu",
+        channels: Annotated[Sequence[Size], MinLen(1)] = [32, 48, 48],
+        kernels: Annotated[Sequence[Size], MinLen(1)] = [3, 3, 3],
+        strides: Annotated[Sequence[Size], MinLen(1)] | None = None,
     ) -> None:
         if strides is None:
             sides = img_shape[1:] if channels_first else img_shape[:2]
@@ -155,14 +167,15 @@ class NatureishCNN(_ConvStack):
         ValueError: if the image is too small for the kernels.
     """
 
+    @check_arguments
     def __init__(
         self,
-        img_shape: Sequence[int],
+        img_shape: Sequence[Size],
         channels_first: bool = False,
-        activation: str = "leaky_relu",
-        channels: Sequence[int] = [32, 64, 64],
-        kernels: Sequence[int] = [8, 4, 3],
-        strides: Sequence[int] = [4, 2, 1],
+        activation: Activation = "leaky_relu",
+        channels: Annotated[Sequence[Size], MinLen(1)] = [32, 64, 64],
+        kernels: Annotated[Sequence[Size], MinLen(1)] = [8, 4, 3],
+        strides: Annotated[Sequence[Size], MinLen(1)] = [4, 2, 1],
     ) -> None:
         super().__init__(img_shape, channels_first, activation, channels, kernels, strides)
         self.apply(weight_init)

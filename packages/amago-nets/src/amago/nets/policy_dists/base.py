@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution
 
+from amago.nets.arguments import Size, check_arguments
+
 
 class PolicyOutput(ABC):
     """Turns an actor's output into a distribution over actions.
@@ -31,9 +33,8 @@ class PolicyOutput(ABC):
     actions_differentiable: bool
     is_discrete: bool
 
-    def __init__(self, d_action: int) -> None:
-        if d_action < 1:
-            raise ValueError(f"d_action must be at least 1, got {d_action!r}")
+    @check_arguments
+    def __init__(self, d_action: Size) -> None:
         self.d_action = d_action
 
     @property
@@ -60,9 +61,9 @@ class PolicyOutput(ABC):
 
 
 def check_bounds(name: str, low: float, high: float | None) -> None:
-    """Raises ValueError unless 0 < low < high; None is no upper bound."""
-    if low <= 0.0 or (high is not None and high <= low):
-        raise ValueError(f"{name} bounds must satisfy 0 < low < high, got low={low!r}, high={high!r}")
+    """Raises ValueError unless low < high; None is no upper bound."""
+    if high is not None and high <= low:
+        raise ValueError(f"{name}_high must be above {name}_low={low!r}, got {high!r}")
 
 
 def check_clip(clip: tuple[float, float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Beta as UnitBeta
 from torch.distributions import Distribution, constraints
 
+from amago.nets.arguments import Positive, Size, check_arguments
 from amago.nets.policy_dists.base import PolicyOutput, check_bounds, check_clip, softplus_bounded_positive
 from amago.nets.precision import at_least_float32
 from amago.nets.utils import add_activation_log
@@ -71,13 +72,14 @@ class Beta(PolicyOutput):
     actions_differentiable = True  # implicit reparametrisation
     is_discrete = False
 
+    @check_arguments
     def __init__(
         self,
-        d_action: int,
-        alpha_low: float = 1.0001,
-        alpha_high: float | None = None,
-        beta_low: float = 1.0001,
-        beta_high: float | None = None,
+        d_action: Size,
+        alpha_low: Positive = 1.0001,
+        alpha_high: Positive | None = None,
+        beta_low: Positive = 1.0001,
+        beta_high: Positive | None = None,
         std_activation: Callable[..., Tensor] = softplus_bounded_positive,
         clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
     ) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.distributions.utils import clamp_probs
 
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.precision import at_least_float32
 
@@ -152,7 +153,10 @@ class Discrete(PolicyOutput):
     actions_differentiable = True
     is_discrete = True
 
-    def __init__(self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99) -> None:
+    @check_arguments
+    def __init__(
+        self, d_action: Size, clip_prob_low: Probability = 0.001, clip_prob_high: Probability = 0.99
+    ) -> None:
         super().__init__(d_action)
         if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
             raise ValueError(
@@ -195,7 +199,7 @@ class DiscreteLikeContinuous:
     """
 
     def __init__(self, categorical: Categorical, gumbel_softmax_temperature: float = 0.5) -> None:
-        if gumbel_softmax_temperature <= 0.0:
+        if not gumbel_softmax_temperature > 0.0:
             raise ValueError(
                 f"gumbel_softmax_temperature must be positive, got {gumbel_softmax_temperature!r}"
             )

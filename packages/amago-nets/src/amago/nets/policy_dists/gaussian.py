@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal, constraints
 
+from amago.nets.arguments import Positive, Size, check_arguments
 from amago.nets.policy_dists.base import (
     PolicyOutput,
     check_bounds,
@@ -107,11 +108,12 @@ class TanhGaussian(PolicyOutput):
     actions_differentiable = True  # reparametrisation
     is_discrete = False
 
+    @check_arguments
     def __init__(
         self,
-        d_action: int,
-        std_low: float = 0.006737946999085467,
-        std_high: float = 7.38905609893065,
+        d_action: Size,
+        std_low: Positive = 0.006737946999085467,
+        std_high: Positive = 7.38905609893065,
         std_activation: StdActivation = tanh_bounded_positive,
         clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
     ) -> None:
@@ -153,18 +155,17 @@ class GMM(PolicyOutput):
     actions_differentiable = False  # sampling a component carries no gradient
     is_discrete = False
 
+    @check_arguments
     def __init__(
         self,
-        d_action: int,
-        gmm_modes: int = 5,
-        std_low: float = 1e-4,
-        std_high: float | None = None,
+        d_action: Size,
+        gmm_modes: Size = 5,
+        std_low: Positive = 1e-4,
+        std_high: Positive | None = None,
         std_activation: StdActivation = softplus_bounded_positive,
     ) -> None:
         super().__init__(d_action)
         check_bounds("std", std_low, std_high)
-        if gmm_modes < 1:
-            raise ValueError(f"gmm_modes must be at least 1, got {gmm_modes!r}")
         self.gmm_modes = gmm_modes
         self.std_low = std_low
         self.std_high = std_high

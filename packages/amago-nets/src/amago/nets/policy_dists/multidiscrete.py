@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.policy_dists.discrete import Discrete, DiscreteLikeContinuous
 
@@ -79,12 +80,13 @@ class MultiDiscrete(PolicyOutput):
     actions_differentiable = True  # straight-through gradients into every component
     is_discrete = False
 
+    @check_arguments
     def __init__(
         self,
-        d_action: int,
-        sizes: Sequence[int] | None = None,
-        clip_prob_low: float = 0.001,
-        clip_prob_high: float = 0.99,
+        d_action: Size,
+        sizes: Sequence[Size] | None = None,
+        clip_prob_low: Probability = 0.001,
+        clip_prob_high: Probability = 0.99,
     ) -> None:
         super().__init__(d_action)
         self.sizes = (d_action,) if sizes is None else tuple(int(n) for n in sizes)

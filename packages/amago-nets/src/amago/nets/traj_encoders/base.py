@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.registry import Registry
 
 
@@ -85,12 +86,9 @@ class TrajEncoder(nn.Module, ABC):
 
     hidden_batch_axis: ClassVar[int] = 0
 
-    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
+    @check_arguments
+    def __init__(self, tstep_dim: Size, max_seq_len: Size) -> None:
         super().__init__()
-        if tstep_dim < 1:
-            raise ValueError(f"tstep_dim must be at least 1, got {tstep_dim!r}")
-        if max_seq_len < 1:
-            raise ValueError(f"max_seq_len must be at least 1, got {max_seq_len!r}")
         self.tstep_dim = tstep_dim
         self.max_seq_len = max_seq_len
 

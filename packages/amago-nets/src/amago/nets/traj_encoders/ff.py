@@ -5,11 +5,12 @@ from typing import Any
 import gin
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.ff import FFBlock, LayerType
 from amago.nets.linear import Linear, activated
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -32,17 +33,18 @@ class FFTrajEncoder(TrajEncoder):
         layer_type: constructor of the layers of a block, called with (inputs, outputs).
     """
 
+    @check_arguments
     def __init__(
         self,
-        tstep_dim: int,
-        max_seq_len: int,
-        d_model: int = 256,
-        d_ff: int | None = None,
-        n_layers: int = 1,
-        dropout: float = 0.0,
-        activation: str = "leaky_relu",
-        norm: str | None = None,
-        out_norm: str | None = "layer",
+        tstep_dim: Size,
+        max_seq_len: Size,
+        d_model: Size = 256,
+        d_ff: Size | None = None,
+        n_layers: Size = 1,
+        dropout: Probability = 0.0,
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = None,
+        out_norm: Norm | None = "layer",
         layer_type: LayerType = Linear,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)

@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 import gin
 from torch import Tensor, nn
 
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -29,14 +30,15 @@ class GRUTrajEncoder(TrajEncoder):
 
     hidden_batch_axis: ClassVar[int] = 1
 
+    @check_arguments
     def __init__(
         self,
-        tstep_dim: int,
-        max_seq_len: int,
-        d_hidden: int = 256,
-        n_layers: int = 2,
-        d_output: int = 256,
-        norm: str | None = "layer",
+        tstep_dim: Size,
+        max_seq_len: Size,
+        d_hidden: Size = 256,
+        n_layers: Size = 2,
+        d_output: Size = 256,
+        norm: Norm | None = "layer",
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         self.d_output = d_output

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from amago.kernels import linear, selective_scan, selective_scan_step
 from amago.kernels.backends import operations
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.checkpointing import run_checkpointed
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.precision import at_least_float32
 from amago.nets.registry import did_you_mean
 from amago.nets.traj_encoders.base import TrajEncoder, register_traj_encoder
@@ -53,8 +54,9 @@ class Mamba(nn.Module):
         backend: backend of the scan, see `amago.kernels.selective_scan`.
     """
 
+    @check_arguments
     def __init__(
-        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, backend: str = "auto"
+        self, d_model: Size, d_state: Size = 16, d_conv: Size = 4, expand: Size = 2, backend: str = "auto"
     ) -> None:
         super().__init__()
         self.d_inner = expand * d_model
@@ -163,7 +165,7 @@ class MambaBlock(nn.Module):
     """
 
     def __init__(
-        self, mamba: Mamba, d_model: int, norm: str | None, *, activation_checkpointing: bool = False
+        self, mamba: Mamba, d_model: int, norm: Norm | None, *, activation_checkpointing: bool = False
     ) -> None:
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
@@ -210,25 +212,23 @@ class MambaTrajEncoder(TrajEncoder):
         ValueError: for a size below 1 or an unknown backend.
     """
 
+    @check_arguments
     def __init__(
         self,
-        tstep_dim: int,
-        max_seq_len: int,
-        d_model: int = 256,
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
-        n_layers: int = 3,
-        norm: str | None = "layer",
+        tstep_dim: Size,
+        max_seq_len: Size,
+        d_model: Size = 256,
+        d_state: Size = 16,
+        d_conv: Size = 4,
+        expand: Size = 2,
+        n_layers: Size = 3,
+        norm: Norm | None = "layer",
         backend: str = "auto",
         *,
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         sizes = {"d_model": d_model, "d_state": d_state, "d_conv": d_conv, "expand": expand}
-        for name, size in {**sizes, "n_layers": n_layers}.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size!r}")
         if backend not in _BACKENDS:
             hint = did_you_mean(backend, _BACKENDS)
             raise ValueError(f"unknown backend {backend!r}. Choose from {', '.join(_BACKENDS)}.{hint}")

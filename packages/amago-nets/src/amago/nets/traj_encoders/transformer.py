@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from amago.nets import transformer
+from amago.nets.activations import Activation
+from amago.nets.arguments import Probability, Size, check_arguments
+from amago.nets.normalization import Norm
 from amago.nets.traj_encoders.base import TrajEncoder, done_rows, register_traj_encoder
 from amago.nets.utils import add_activation_log
 
@@ -58,20 +61,21 @@ class TformerTrajEncoder(TrajEncoder):
         ValueError: if d_model is not a multiple of n_heads.
     """
 
+    @check_arguments
     def __init__(
         self,
-        tstep_dim: int,
-        max_seq_len: int,
-        d_model: int = 256,
-        n_heads: int = 8,
-        d_ff: int = 1024,
-        n_layers: int = 3,
-        dropout_ff: float = 0.05,
-        dropout_emb: float = 0.05,
-        dropout_attn: float = 0.00,
-        dropout_qkv: float = 0.00,
-        activation: str = "leaky_relu",
-        norm: str = "layer",
+        tstep_dim: Size,
+        max_seq_len: Size,
+        d_model: Size = 256,
+        n_heads: Size = 8,
+        d_ff: Size = 1024,
+        n_layers: Size = 3,
+        dropout_ff: Probability = 0.05,
+        dropout_emb: Probability = 0.05,
+        dropout_attn: Probability = 0.00,
+        dropout_qkv: Probability = 0.00,
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = "layer",
         pos_emb: str = "fixed",
         sigma_reparam: bool = True,
         normformer_norms: bool = True,

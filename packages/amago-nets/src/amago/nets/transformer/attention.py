@@ -9,11 +9,14 @@ steps of each row. A step is written to slot `cache_seqlens % W`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 import gin
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from amago import kernels
+from amago.nets.arguments import Probability, check_arguments
 
 
 class SelfAttention(nn.Module, ABC):
@@ -24,7 +27,8 @@ class SelfAttention(nn.Module, ABC):
         dropout: dropout probability of the attention weights in training.
     """
 
-    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+    @check_arguments
+    def __init__(self, causal: bool = True, dropout: Probability = 0.0) -> None:
         super().__init__()
         self.causal = causal
         self.dropout = dropout
@@ -98,11 +102,13 @@ class FlashAttention(SelfAttention):
         ValueError: unless window_size is two integers of at least -1, equal if attention is not causal.
     """
 
+    @check_arguments
     def __init__(
-        self, causal: bool = True, dropout: float = 0.0, window_size: tuple[int, int] = (-1, -1)
+        self,
+        causal: bool = True,
+        dropout: Probability = 0.0,
+        window_size: tuple[Annotated[int, Ge(-1)], Annotated[int, Ge(-1)]] = (-1, -1),
     ) -> None:
-        if len(window_size) != 2 or any(not isinstance(side, int) or side < -1 for side in window_size):
-            raise ValueError(f"window_size must be (left, right), integers of at least -1, got {window_size}")
         super().__init__(causal=causal or window_size[1] == 0, dropout=dropout)
         left, right = window_size
         if not self.causal and left != right:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from amago.nets.arguments import Size, check_arguments
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -28,15 +30,16 @@ class Cache:
         head_dim: D.
     """
 
+    @check_arguments
     def __init__(
         self,
         device: torch.device | str,
         dtype: torch.dtype,
-        layers: int,
-        batch_size: int,
-        max_seq_len: int,
-        n_heads: int,
-        head_dim: int,
+        layers: Size,
+        batch_size: Size,
+        max_seq_len: Size,
+        n_heads: Size,
+        head_dim: Size,
     ) -> None:
         self.data = torch.zeros(
             (layers, batch_size, max_seq_len, n_heads, head_dim), dtype=dtype, device=device
@@ -58,6 +61,7 @@ class TformerHiddenState:
         seq_lens: (B,) int64, steps that each row has taken since it was reset.
     """
 
+    @check_arguments
     def __init__(self, key_cache: Cache, val_cache: Cache, seq_lens: Tensor) -> None:
         if len(key_cache) != len(val_cache):
             raise ValueError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from amago import kernels
 from amago.kernels.attention.mods import MaskMod, ScoreMod
+from amago.nets.arguments import Count, NonNegative, Probability, check_arguments
 from amago.nets.transformer.attention import SelfAttention, ring_cache
 
 
@@ -32,12 +33,13 @@ class FlexAttention(SelfAttention):
             support dropout, so that on GPU it requires the eager form, which materialises the (L, L) matrix.
     """
 
+    @check_arguments
     def __init__(
         self,
         score_mod: ScoreMod | None = None,
         mask_mod: MaskMod | None = None,
         causal: bool = True,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__(causal=causal, dropout=dropout)
         self.score_mod = score_mod
@@ -77,7 +79,8 @@ class VanillaFlexAttention(FlexAttention):
         dropout: dropout probability of the attention weights in training.
     """
 
-    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+    @check_arguments
+    def __init__(self, causal: bool = True, dropout: Probability = 0.0) -> None:
         super().__init__(score_mod=None, mask_mod=None, causal=causal, dropout=dropout)
 
 
@@ -102,7 +105,10 @@ class SlidingWindowFlexAttention(FlexAttention):
         ValueError: if window_size is not a non-negative integer.
     """
 
-    def __init__(self, causal: bool = True, dropout: float = 0.0, window_size: int = gin.REQUIRED) -> None:
+    @check_arguments
+    def __init__(
+        self, causal: bool = True, dropout: Probability = 0.0, window_size: Count = gin.REQUIRED
+    ) -> None:
         mask_mod = kernels.SlidingWindow(_at_least_0("window_size", window_size))
         super().__init__(score_mod=None, mask_mod=mask_mod, causal=causal, dropout=dropout)
 
@@ -126,17 +132,16 @@ class ClippedSlidingSinkAttention(FlexAttention):
         ValueError: if a number is out of range.
     """
 
+    @check_arguments
     def __init__(
         self,
         causal: bool = True,
-        dropout: float = 0.0,
-        window_size: int = gin.REQUIRED,
-        logit_clip: float = 0.0,
-        sink_size: int = 0,
+        dropout: Probability = 0.0,
+        window_size: Count = gin.REQUIRED,
+        logit_clip: NonNegative = 0.0,
+        sink_size: Count = 0,
         sink_bias: float = 0.0,
     ) -> None:
-        if logit_clip < 0:
-            raise ValueError(f"logit_clip must be 0 (no limit) or positive, got {logit_clip!r}")
         sink_size = _at_least_0("sink_size", sink_size)
         super().__init__(
             score_mod=kernels.ClippedSinks(sink_size, sink_bias, logit_clip or None),

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import kernels
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.checkpointing import is_recomputing, run_checkpointed
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear, activated
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.transformer.attention import SelfAttention
 from amago.nets.transformer.positions import RotaryPosEmb
 
@@ -37,7 +38,8 @@ class SigmaReparam(Linear):
     u: Tensor
     v: Tensor
 
-    def __init__(self, d_in: int, d_out: int, bias: bool = True, fast_init: bool = False) -> None:
+    @check_arguments
+    def __init__(self, d_in: Size, d_out: Size, bias: bool = True, fast_init: bool = False) -> None:
         super().__init__(d_in, d_out, bias=bias)
         self.gamma = nn.Parameter(torch.ones(1))
         if fast_init:
@@ -78,13 +80,14 @@ class AttentionLayer(nn.Module):
         use_rope: rotary positions on queries and keys.
     """
 
+    @check_arguments
     def __init__(
         self,
         self_attention: SelfAttention,
-        d_model: int,
-        d_qkv: int,
-        n_heads: int,
-        dropout_qkv: float = 0.0,
+        d_model: Size,
+        d_qkv: Size,
+        n_heads: Size,
+        dropout_qkv: Probability = 0.0,
         head_scaling: bool = True,
         sigma_reparam: bool = True,
         use_rope: bool = False,
@@ -151,14 +154,15 @@ class TransformerLayer(nn.Module):
         activation_checkpointing: compute the activations again in the backward pass instead of keeping them.
     """
 
+    @check_arguments
     def __init__(
         self,
         attention_layer: AttentionLayer,
-        d_model: int,
-        d_ff: int,
-        dropout_ff: float = 0.1,
-        activation: str = "leaky_relu",
-        norm: str = "layer",
+        d_model: Size,
+        d_ff: Size,
+        dropout_ff: Probability = 0.1,
+        activation: Activation = "leaky_relu",
+        norm: Norm | None = "layer",
         sigma_reparam: bool = True,
         normformer_norms: bool = True,
         *,

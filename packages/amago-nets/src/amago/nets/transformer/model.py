@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.transformer.cache import TformerHiddenState
 from amago.nets.transformer.layers import TransformerLayer
 from amago.nets.transformer.positions import FixedPosEmb, LearnablePosEmb
@@ -42,15 +45,16 @@ class Transformer(nn.Module):
             requires that binding.
     """
 
+    @check_arguments
     def __init__(
         self,
-        inp_dim: int,
-        d_model: int,
-        layers: list[TransformerLayer],
-        dropout_emb: float = 0.05,
-        norm: str = "layer",
+        inp_dim: Size,
+        d_model: Size,
+        layers: Sequence[TransformerLayer],
+        dropout_emb: Probability = 0.05,
+        norm: Norm | None = "layer",
         pos_emb: str = "fixed",
-        num_learned_positions: int | None = None,
+        num_learned_positions: Size | None = None,
     ) -> None:
         super().__init__()
         self.position_embedding = _position_embedding(pos_emb, d_model, num_learned_positions)

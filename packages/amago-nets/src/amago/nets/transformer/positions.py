@@ -11,6 +11,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.arguments import Positive, Size, check_arguments
 from amago.nets.precision import at_least_float32
 
 
@@ -22,7 +23,8 @@ class FixedPosEmb(nn.Module):
         d_model: width of the embedding; even.
     """
 
-    def __init__(self, d_model: int) -> None:
+    @check_arguments
+    def __init__(self, d_model: Size) -> None:
         super().__init__()
         if d_model % 2:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
@@ -46,7 +48,8 @@ class LearnablePosEmb(nn.Module):
             observation. Required; `TformerTrajEncoder` passes a default.
     """
 
-    def __init__(self, d_model: int, max_time_idx: int = gin.REQUIRED) -> None:
+    @check_arguments
+    def __init__(self, d_model: Size, max_time_idx: Size = gin.REQUIRED) -> None:
         super().__init__()
         self.max_time_idx = max_time_idx
         self.embeddings = nn.Embedding(max_time_idx, d_model)
@@ -79,7 +82,8 @@ class RotaryPosEmb(nn.Module):
         base: wavelengths range from 2 pi to 2 pi * base.
     """
 
-    def __init__(self, head_dim: int, base: float = 10000.0) -> None:
+    @check_arguments
+    def __init__(self, head_dim: Size, base: Positive = 10000.0) -> None:
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {head_dim}")

@@ -12,6 +12,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.nets.arguments import check_arguments
 from amago.nets.masking import current_timestep_mask, mask_from_filler, timestep_mask
 from amago.nets.registry import Registry
 from amago.nets.specs import as_obs_spec
@@ -28,6 +29,7 @@ class TstepEncoder(nn.Module, ABC):
         hide_rewards: replace the previous reward by zero.
     """
 
+    @check_arguments
     def __init__(
         self, obs_space: Any, rl2_space: Any, hide_rl2s: bool = False, hide_rewards: bool = False
     ) -> None:

@@ -10,11 +10,12 @@ import gin
 import torch
 from torch import Tensor
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.cnn import CNN, NatureishCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
@@ -48,20 +49,21 @@ class CNNTstepEncoder(TstepEncoder):
             square.
     """
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
         cnn_type: type[CNN] = NatureishCNN,
         channels_first: bool = False,
-        img_features: int = 256,
-        rl2_features: int = 12,
-        d_output: int = 256,
-        out_norm: str | None = "layer",
-        activation: str = "leaky_relu",
+        img_features: Size = 256,
+        rl2_features: Size = 12,
+        d_output: Size = 256,
+        out_norm: Norm | None = "layer",
+        activation: Activation = "leaky_relu",
         hide_rl2s: bool = False,
         drqv2_aug: bool = False,
-        aug_pct_of_batch: float = 0.75,
+        aug_pct_of_batch: Probability = 0.75,
         obs_key: str = "observation",
         from_float: bool = False,
     ) -> None:

@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.cnn import CNN, GridworldCNN, NatureishCNN, SmallImageCNN
 from amago.nets.cnn.augment import ShiftShareOfBatch
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
 from amago.nets.linear import Linear
+from amago.nets.normalization import Norm
 from amago.nets.specs import as_array_spec
 from amago.nets.utils import symlog
 
@@ -58,15 +60,16 @@ class ImageFeatures(nn.Module):
             augment is not square, or a share is out of range.
     """
 
+    @check_arguments
     def __init__(
         self,
         space: Any,
         cnn_type: type[CNN] | None = None,
         channels_first: bool | None = None,
-        d_output: int = 256,
-        activation: str = "leaky_relu",
+        d_output: Size = 256,
+        activation: Activation = "leaky_relu",
         drqv2_aug: bool = False,
-        aug_pct_of_batch: float = 0.75,
+        aug_pct_of_batch: Probability = 0.75,
     ) -> None:
         super().__init__()
         spec = as_array_spec(space)
@@ -113,14 +116,15 @@ class VectorFeatures(nn.Module):
         symlog_inputs: apply symlog before that.
     """
 
+    @check_arguments
     def __init__(
         self,
         space: Any,
-        n_layers: int = 1,
-        d_hidden: int = 128,
-        d_output: int = 64,
-        norm: str | None = None,
-        activation: str = "leaky_relu",
+        n_layers: Size = 1,
+        d_hidden: Size = 128,
+        d_output: Size = 64,
+        norm: Norm | None = None,
+        activation: Activation = "leaky_relu",
         normalize_inputs: bool = True,
         symlog_inputs: bool = False,
     ) -> None:
@@ -171,13 +175,14 @@ class TokenFeatures(nn.Module):
         ValueError: if the space has no bounds, or more than `MAX_TOKENS` tokens lie between them.
     """
 
+    @check_arguments
     def __init__(
         self,
         space: Any,
-        d_emb: int = 32,
-        d_hidden: int = 64,
-        d_output: int = 64,
-        activation: str = "leaky_relu",
+        d_emb: Size = 32,
+        d_hidden: Size = 64,
+        d_output: Size = 64,
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
         spec = as_array_spec(space)

@@ -10,9 +10,11 @@ import gin
 import torch
 from torch import Tensor
 
+from amago.nets.activations import Activation
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.ff import MLP
 from amago.nets.input_norm import InputNorm
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
@@ -44,16 +46,17 @@ class FFTstepEncoder(TstepEncoder):
         ValueError: if a key of `specify_obs_keys` is not in the space, or it is empty.
     """
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
-        n_layers: int = 2,
-        d_hidden: int = 512,
-        d_output: int = 256,
-        norm: str | None = None,
-        out_norm: str | None = "layer",
-        activation: str = "leaky_relu",
+        n_layers: Size = 2,
+        d_hidden: Size = 512,
+        d_output: Size = 256,
+        norm: Norm | None = None,
+        out_norm: Norm | None = "layer",
+        activation: Activation = "leaky_relu",
         hide_rl2s: bool = False,
         normalize_inputs: bool = True,
         specify_obs_keys: Sequence[str] | None = None,

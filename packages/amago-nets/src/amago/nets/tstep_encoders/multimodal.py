@@ -10,11 +10,12 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago.nets.activations import activation_switch
+from amago.nets.activations import Activation, activation_switch
+from amago.nets.arguments import Size, check_arguments
 from amago.nets.cnn import CNN
 from amago.nets.ff import MLP
 from amago.nets.linear import Linear
-from amago.nets.normalization import Normalization
+from amago.nets.normalization import Norm, Normalization
 from amago.nets.registry import did_you_mean
 from amago.nets.specs import ArraySpec, ObsSpec, as_obs_spec
 from amago.nets.tstep_encoders.base import TstepEncoder, register_tstep_encoder, rl2_dim
@@ -80,17 +81,18 @@ class MultiModalTstepEncoder(TstepEncoder):
             observation, or all observations are ignored.
     """
 
+    @check_arguments
     def __init__(
         self,
         obs_space: Any,
         rl2_space: Any,
         encoders: Mapping[str, EncoderChoice] | None = None,
-        rl2_features: int = 32,
-        n_layers: int = 1,
-        d_hidden: int = 256,
-        d_output: int = 256,
-        out_norm: str | None = "layer",
-        activation: str = "leaky_relu",
+        rl2_features: Size = 32,
+        n_layers: Size = 1,
+        d_hidden: Size = 256,
+        d_output: Size = 256,
+        out_norm: Norm | None = "layer",
+        activation: Activation = "leaky_relu",
         hide_rl2s: bool = False,
     ) -> None:
         super().__init__(obs_space=obs_space, rl2_space=rl2_space, hide_rl2s=hide_rl2s)

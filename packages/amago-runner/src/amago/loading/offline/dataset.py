@@ -8,15 +8,16 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import FrozenTraj, Relabeler, trajectory_filename, write_trajectory
+from amago.envs.arguments import Name, check_arguments
+from amago.hindsight import FrozenTraj, trajectory_filename, write_trajectory
 from amago.loading.offline.array_files import (
     check_same_arrays,
     episodes_from_file,
@@ -26,7 +27,7 @@ from amago.loading.offline.array_files import (
 from amago.loading.offline.episodes import episodes_from_arrays
 from amago.loading.replay_buffer import DiskTrajDataset
 
-SAMPLE_BY = {"episodes": "files", "timesteps": "timesteps"}
+SAMPLE_BY: dict[str, Literal["files", "timesteps"]] = {"episodes": "files", "timesteps": "timesteps"}
 _SOURCE_FILE = "source.txt"
 # Time in the names of converted files: fixed, so that equal data gives equal files.
 _CONVERTED_TIME = 0
@@ -57,6 +58,7 @@ class OfflineDataset(DiskTrajDataset):
         ImportError: if the source needs h5py or minari; the message says how to install it.
     """
 
+    @check_arguments
     def __init__(
         self,
         source: Any,
@@ -64,12 +66,10 @@ class OfflineDataset(DiskTrajDataset):
         observation_space: gym.Space[Any] | None = None,
         *,
         store: str | Path | None = None,
-        dset_name: str | None = None,
-        relabeler: Relabeler | None = None,
-        sample_by: str = "episodes",
+        dset_name: Name | None = None,
+        relabeler: Callable[[FrozenTraj], FrozenTraj] | None = None,
+        sample_by: Literal["episodes", "timesteps"] = "episodes",
     ) -> None:
-        if sample_by not in SAMPLE_BY:
-            raise ValueError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, not {sample_by!r}")
         name = dset_name or _name_of(source) or type(self).__name__
         episodes: Iterable[FrozenTraj] = _episodes_of(source, action_space, observation_space)
         if not isinstance(source, str | Path) and not hasattr(source, "iterate_episodes"):
