@@ -23,11 +23,12 @@ import builtins
 import functools
 import inspect
 import numbers
+import operator
 import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen, MultipleOf
@@ -46,6 +47,13 @@ Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Le(1)]
 Name = Annotated[str, MinLen(1)]
+
+_BOUNDS: dict[type[Any], tuple[Callable[[Any, Any], bool], str]] = {
+    Ge: (operator.ge, "at least"),
+    Gt: (operator.gt, "above"),
+    Le: (operator.le, "at most"),
+    Lt: (operator.lt, "below"),
+}
 
 Init = TypeVar("Init", bound=Callable[..., None])
 Failure = tuple[type[Exception], str]  # the error to raise, and what would be accepted
@@ -167,13 +175,11 @@ def _failure(value: Any, hint: Any) -> Failure | None:
 def _number_failure(value: Any, hint: Any, limits: Sequence[Any]) -> Failure | None:
     if _is_bool(value) or not isinstance(value, numbers.Integral if hint is int else numbers.Real):
         return TypeError, "a whole number" if hint is int else "a number"
-    bounds = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
     for limit in limits:
-        if type(limit) in bounds:
-            attribute, words = bounds[type(limit)]
-            bound = getattr(limit, attribute)
-            fits = {Ge: value >= bound, Gt: value > bound, Le: value <= bound, Lt: value < bound}[type(limit)]
-            if not fits:  # nor is NaN
+        if type(limit) in _BOUNDS:
+            fits, words = _BOUNDS[type(limit)]
+            (bound,) = astuple(limit)
+            if not fits(value, bound):  # nor does NaN
                 return ValueError, f"{words} {bound}"
     if value != value:
         return ValueError, "a number"
