@@ -153,7 +153,8 @@ class RunFigures:
     def speed(self, of: str) -> Curve:
         """Environment steps ("env_steps") or updates ("gradient_steps") per second of wall time, by epochs."""
         curve = Curve()
-        for (before, *done), (at, *now) in itertools.pairwise(self.epoch_ends):
+        ends = self.epoch_ends if self.summary else self.epoch_ends[:-1]  # an epoch that goes on has no speed
+        for (before, *done), (at, *now) in itertools.pairwise(ends):
             index = 0 if of == "env_steps" else 1
             if at > before:
                 curve.add(now[0], (now[index] - done[index]) / (at - before), now[1])
