@@ -133,9 +133,23 @@ def test_compare_takes_unfinished_runs_averages_seeds_and_separates_environments
 
 
 def test_epochs_end_once_however_often_their_metrics_are_logged(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "a", finished=False)
+    folder = make_run(tmp_path, "a")
     text = (folder / "metrics.jsonl").read_text()
     lines = text.splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(line + line for line in lines) + text)
     assert len(read_figures(folder).epoch_ends) == 3
     assert read_figures(folder).speed("env_steps").returns == [160.0, 160.0]
+
+
+def test_metrics_of_collectors_do_not_hide_the_updates_of_the_learner(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    lines = []
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line["section"] in ("train", "dataset"):
+            line["axes"]["gradient_steps"] = 0
+        lines.append(json.dumps(line))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    run = read_figures(folder)
+    assert run.gradient_steps == 300
+    assert run.speed("gradient_steps").returns == [10.0, 10.0]

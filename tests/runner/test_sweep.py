@@ -111,7 +111,7 @@ def test_a_sweep_writes_its_results_and_names_what_failed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_stopped_sweep_is_continued(tmp_path: Path) -> None:
-    settings = ["--seeds", "2", "--jobs", "1", "--epochs", "300", "--ckpt-interval", "1", *TINY]
+    settings = ["--seeds", "2", "--jobs", "1", "--epochs", "120", "--ckpt-interval", "1", *TINY]
     command = [sys.executable, "-m", "amago.cli", "sweep", "--run-dir", str(tmp_path), *settings]
     folder = tmp_path / "quickstart-sweep"
     first = subprocess.Popen(
@@ -131,6 +131,5 @@ def test_a_stopped_sweep_is_continued(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stdout + second.stderr
     for seed in (0, 1):
         summary = json.loads((folder / f"seed{seed}" / "summary.json").read_text())
-        assert summary["env_steps"] == 300 * 60 * 4
-    assert "--resume" not in (folder / "logs" / "seed0.log").read_text()
+        assert summary["env_steps"] == 120 * 60 * 4
     assert rows(folder / "results.csv")[0]["seeds"] == "2"

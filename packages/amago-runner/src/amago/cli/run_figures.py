@@ -15,13 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from amago.cli.report import SUMMARY_FILE, mean_return, success_by_attempt
-
-_T = TypeVar("_T")
 
 METRICS_FILE = "metrics.jsonl"
 RUN_FILE = "run.json"
@@ -155,7 +153,8 @@ class RunFigures:
     def speed(self, of: str) -> Curve:
         """Environment steps ("env_steps") or updates ("gradient_steps") per second of wall time, by epochs."""
         curve = Curve()
-        for (before, *done), (at, *now) in itertools.pairwise(self.epoch_ends):
+        ends = self.epoch_ends if self.summary else self.epoch_ends[:-1]  # an epoch that goes on has no speed
+        for (before, *done), (at, *now) in itertools.pairwise(ends):
             index = 0 if of == "env_steps" else 1
             if at > before:
                 curve.add(now[0], (now[index] - done[index]) / (at - before), now[1])
@@ -192,20 +191,22 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         section, axes = line["section"], line["axes"]
         metrics = {name: value for name, value in line["metrics"].items() if value is not None}
         latest[section] = metrics
-        steps, updates = int(axes.get("total_frames", 0)), int(axes.get("gradient_steps", 0))
-        epoch = int(axes.get("Epoch", 0))
-        if section == "dataset" and "time" in line:
-            _replace_from(epoch_ends, epoch, (line["time"], steps, updates))
-        elif section == "time":
-            _replace_from(seconds, epoch, metrics)
+        # Learner and collectors write in turns, and a collector does not count updates.
+        steps = max(steps, int(axes.get("total_frames", 0)))
+        updates = max(updates, int(axes.get("gradient_steps", 0)))
+        epoch = max(epoch, int(axes.get("Epoch", 0)))
+        if section in ("dataset", "time") and "time" in line:
+            epoch_ends[epoch] = (line["time"], steps, updates)
+        if section == "time":
+            seconds[epoch] = metrics
         value = mean_return(metrics)
         if section in curves and value is not None:
-            curves[section].add(steps, value, updates)
+            curves[section].add(axes.get("total_frames", 0), value, axes.get("gradient_steps", 0))
         if section == "val":
             rates = success_by_attempt(metrics)
             success_curves += [Curve() for _ in rates[len(success_curves) :]]
             for curve, rate in zip(success_curves, rates, strict=False):
-                curve.add(steps, rate, updates)
+                curve.add(axes.get("total_frames", 0), rate, axes.get("gradient_steps", 0))
     processes = read_processes(folder)
     is_running = any(process.alive for process in processes)
     if is_running or (summary.get("env_steps", 0), summary.get("gradient_steps", 0)) < (steps, updates):
@@ -253,13 +254,6 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         checkpoints=_checkpoints(folder),
         processes=processes,
     )
-
-
-def _replace_from(values: dict[int, _T], epoch: int, value: _T) -> None:
-    """Sets the value of an epoch in place of its own and later ones, which a resumed run repeats."""
-    while values and next(reversed(values)) >= epoch:
-        values.popitem()
-    values[epoch] = value
 
 
 def read_processes(folder: Path) -> list[Process]:

@@ -126,7 +126,8 @@ def line_chart(
                 points.setdefault(x, []).append(y)
         for x, values in points.items():
             for y, shift in {max(values): -9, **({min(values): 18} if len(values) > 1 else {})}.items():
-                parts.append(f'<text x="{at_x(x)}" y="{at_y(y) + shift}" class="middle">{y:.2f}</text>')
+                anchor = "start" if x == x_low else "end" if x == x_high else "middle"  # clear of the axes
+                parts.append(f'<text x="{at_x(x)}" y="{at_y(y) + shift}" class="{anchor}">{y:.2f}</text>')
     return Markup("".join(parts) + "</svg>")
 
 

@@ -96,10 +96,10 @@ def _head(run: RunFigures) -> RenderableType:
     totals = [f"{run.env_steps:,} steps", f"{run.gradient_steps:,} updates"]
     if value is not None:
         totals.append(f"{'return' if run.is_evaluated else 'last evaluation'} {number(value)}")
-    parts: list[RenderableType] = [line, "  ".join(progress), "  ".join(totals)]
+    parts: list[RenderableType] = [line, Text("  ".join(progress)), Text("  ".join(totals))]
     if run.epochs:
         bar = Table.grid(expand=True)  # where there are no colours, the bar alone does not end its line
-        bar.add_row(ProgressBar(total=run.epochs, completed=run.epochs_done))
+        bar.add_row(ProgressBar(run.epochs, run.epochs_done, complete_style="cyan", finished_style="green"))
         parts.append(bar)
     return Group(*parts)
 
