@@ -291,6 +291,7 @@ def test_on_checkpoint_loaded_is_called(make_experiment: MakeExperiment) -> None
     first.load_checkpoint(0, resume_training_state=False)
     first.read_latest_policy()
     assert first.policy.loaded == [False, False]
+    first.close()
     resumed = make_experiment(agent_type=OwnAgent, ckpt_interval=1, resume=True)
     resumed.start()
     assert resumed.policy.loaded == [True]

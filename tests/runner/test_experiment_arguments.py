@@ -26,7 +26,7 @@ MakeExperiment = Callable[..., Experiment]
         ({"env_mode": "asynch"}, ValueError, ["env_mode", "'asynch'", "Did you mean 'async'"]),
         ({"save_trajs_as": "trajectory"}, ValueError, ["save_trajs_as", "'trajectory'", "'traj'"]),
         ({"compile": "yes"}, ValueError, ["compile", "'yes'", "'auto'"]),
-        ({"resume": "no"}, TypeError, ["resume", "'no'", "True or False"]),
+        ({"resume": "no"}, ValueError, ["resume", "'no'", "True, False, 'auto'"]),
         ({"double_buffer": True, "env_mode": "sync"}, ValueError, ["double_buffer", "env_mode='async'"]),
         ({"batch_size": 0}, ValueError, ["batch_size", "0", "at least 1"]),
         ({"batch_size": 2.5}, TypeError, ["batch_size", "2.5", "whole number"]),

@@ -53,6 +53,7 @@ result = {
     "weights": hashlib.sha1(state).hexdigest(),
     "rate": experiment.optimizer.param_groups[0]["lr"],
     **dataclasses.asdict(experiment.counters),
+    "wall_seconds": 0.0,
 }
 (root / f"result_{experiment.processes.rank}.json").write_text(json.dumps(result))
 experiment.close()

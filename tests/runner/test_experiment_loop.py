@@ -95,6 +95,10 @@ def test_a_run_writes_the_documented_files(make_experiment: MakeExperiment) -> N
         "config.txt",
         "run.json",
         "metrics.jsonl",
+        "summary.json",
+        "learning_curve.png",
+        "run.lock",
+        "run.holder.json",
         "ckpts/latest/policy.pt",
         "ckpts/policy_weights/policy_epoch_0.pt",
         "ckpts/training_states/run_epoch_0/policy.pt",
@@ -240,7 +244,9 @@ def test_double_buffering_collects_and_records_all_timesteps(
     assert experiment.counters.env_steps_by_name == {"memory": 2 * 4 * 20}
     files = experiment.dataset.save_new_trajs_to.iterdir()
     assert sum(trajectory_length(path) for path in files) == 2 * 4 * 20
+    experiment.close()
     resumed = make_experiment(env_mode="async", double_buffer=True, parallel_actors=4, epochs=3, resume=True)
     assert run(resumed).counters.env_steps == 3 * 4 * 20
+    resumed.close()
     with pytest.raises(ValueError, match="double_buffer differs"):
         make_experiment(env_mode="async", parallel_actors=4, epochs=4, resume=True).start()

@@ -152,14 +152,15 @@ def test_a_resumed_run_without_a_seed_keeps_its_drawn_seed(make_experiment: Make
 def test_a_checkpoint_can_be_loaded_into_a_started_experiment(make_experiment: MakeExperiment) -> None:
     first = run(make_experiment("a", epochs=2, ckpt_interval=1))
     shutil.copytree(first.run_dir, make_experiment("b").run_dir)
-    second = make_experiment("b", epochs=2)
+    second = make_experiment("b", epochs=2, resume=True)
     second.start()
     second.load_checkpoint(1)
     assert second.counters.epoch == 2
     assert same_weights(first, second)
-    third = make_experiment("b", epochs=2)
+    second.close()
+    third = make_experiment("c", epochs=2)
     third.start()
-    third.load_checkpoint(1, resume_training_state=False)
+    third.load_checkpoint_from_path(first.checkpointer.policy_weights(1), is_accelerate_state=False)
     assert third.counters.epoch == 0
     assert same_weights(first, third)
 

@@ -284,7 +284,8 @@ def test_networks_ignore_keys_that_they_were_not_built_for(
             for game in dataset.games:
                 del game["obs"]["missing_action_mask"]
         envs = {} if make_env is None else {"make_train_env": make_env, "make_val_env": make_env}
-        experiment = make_experiment(dataset=dataset, tstep_encoder_type=encoder, epochs=1, **envs)
+        folder = f"runs, {drop_key=}"
+        experiment = make_experiment(folder, dataset=dataset, tstep_encoder_type=encoder, epochs=1, **envs)
         experiment.start()
         experiment.learn()
         assert experiment.counters.gradient_steps == 4
@@ -356,6 +357,7 @@ def test_a_newer_file_of_another_environment_is_the_one_that_goes(
     for number in range(strays):
         _stray(folder, number)
     learner = make_experiment(
+        run_name="learner",
         epochs=2,
         start_collecting_at_epoch=float("inf"),
         val_interval=None,

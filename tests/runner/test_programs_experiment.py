@@ -141,6 +141,7 @@ def test_a_resumed_run_loads_through_the_replaced_load_checkpoint(make_experimen
     first = make_experiment(epochs=1, ckpt_interval=1)
     first.start()
     first.learn()
+    first.close()
     again: Any = make_experiment(cls=WatchedExperiment, epochs=2, ckpt_interval=1, resume=True)
     again.start()
     assert again.arguments_of("load_checkpoint") == [((0,), {})]
@@ -173,6 +174,7 @@ def test_what_a_replaced_init_model_sets_is_trained(make_experiment: MakeExperim
     rates = [line["metrics"]["Learning Rate"] for line in metrics_of(experiment, "train-update")]
     assert rates == [0.25, 0.125, 0.0625, 0.03125]
     assert not any(map(torch.equal, before, experiment.policy.trainable_params))
+    experiment.close()
     resumed = make_experiment(cls=OwnInitModel, epochs=1, resume=True)
     resumed.start()
     assert resumed.lr_schedule.get_last_lr() == [0.25 / 16]
@@ -618,6 +620,7 @@ def test_a_learner_makes_one_environment_and_evaluates_in_all(
 
     makers = [make_env] * 3 if make_list else make_env
     learner = make_experiment(
+        run_name="learner",
         start_collecting_at_epoch=INF,
         val_interval=None,
         epochs=1,
@@ -687,6 +690,7 @@ def test_state_of_subclasses_is_saved_and_loaded(make_experiment: MakeExperiment
     first.start()
     first.best = 2.5
     first.learn()
+    first.close()
     resumed: Any = make_experiment(epochs=1, resume=True, **options)
     resumed.start()
     fresh: Any = make_experiment(**{**options, **PLACEHOLDER})

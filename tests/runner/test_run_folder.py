@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from amago.experiment import Callback, Experiment
-from amago.experiment.run_folder import RunInUseError, RunLock
+from amago.experiment.run_folder import RunInUseError
 from amago.experiment.run_json import read_run
 from amago.experiment.summary import Summary
 from amago.loading import DiskTrajDataset
@@ -24,11 +24,15 @@ MakeExperiment = Callable[..., Experiment]
 MetricsOf = Callable[..., list[dict[str, Any]]]
 
 HOLD = """
+import os
 import sys
 from pathlib import Path
 from amago.experiment.run_folder import RunLock
 lock = RunLock(Path(sys.argv[1]))
 lock.acquire()
+if not os.fork():  # a worker, which outlives the process when that is killed
+    sys.stdin.read()
+    os._exit(0)
 print("locked", flush=True)
 sys.stdin.read()
 """
@@ -54,7 +58,7 @@ def run(experiment: Experiment) -> Experiment:
 
 @contextmanager
 def other_process_holding(folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A process that holds the lock of a run's folder."""
+    """A process that holds the lock of a run's folder, with a worker that lives until the end of the test."""
     command = [sys.executable, "-c", HOLD, str(folder)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdin is not None
@@ -134,7 +138,7 @@ def test_nothing_is_written_before_start(make_experiment: MakeExperiment) -> Non
 def test_an_existing_run_is_refused_with_the_ways_out(make_experiment: MakeExperiment) -> None:
     folder = run(make_experiment(epochs=1)).run_dir
     before = contents(folder)
-    with pytest.raises(FileExistsError, match="resume=True .*'auto'.*overwrite=True.* another run_name"):
+    with pytest.raises(FileExistsError, match=r"resume=True .*'auto'.*overwrite=True.* another run_name"):
         make_experiment(epochs=1).start()
     assert contents(folder) == before
 
@@ -220,7 +224,17 @@ def test_overwriting_a_run_that_only_learns_keeps_its_trajectories(
 # Summary and picture
 
 KEYS = {
-    *("run", "run_id", "env", "seed", "status", "mean_return", "success_by_attempt", "metrics", "eval_episodes"),
+    *(
+        "run",
+        "run_id",
+        "env",
+        "seed",
+        "status",
+        "mean_return",
+        "success_by_attempt",
+        "metrics",
+        "eval_episodes",
+    ),
     *("env_steps", "gradient_steps", "skipped_updates", "wall_seconds"),
 }
 
@@ -241,7 +255,9 @@ def test_a_script_writes_the_summary_and_the_picture_of_its_run(make_experiment:
         assert image.size[0] >= 800
 
 
-def test_the_summary_takes_the_figures_of_an_evaluation_after_training(make_experiment: MakeExperiment) -> None:
+def test_the_summary_takes_the_figures_of_an_evaluation_after_training(
+    make_experiment: MakeExperiment,
+) -> None:
     experiment = make_experiment(epochs=1)
     experiment.start()
     experiment.learn()
@@ -302,7 +318,10 @@ def test_an_epoch_without_a_finished_trajectory_names_traj_save_len(make_experim
     with pytest.warns(AmagoWarning) as caught:
         experiment.learn()
     messages = [str(warning.message) for warning in caught]
-    assert any("no trajectory is finished yet" in text and "Set traj_save_len to at most 2" in text for text in messages)
+    assert any(
+        "no trajectory is finished yet" in text and "Set traj_save_len to at most 2" in text
+        for text in messages
+    )
     assert any("the run 'run' has ended without an update" in text for text in messages)
 
 
@@ -310,7 +329,9 @@ def test_a_dataset_that_is_not_ready_is_described(make_experiment: MakeExperimen
     dataset = DiskTrajDataset(tmp_path, "buffer", 1000, dset_min_size=500)
     experiment = make_experiment(epochs=1, dataset=dataset)
     experiment.start()
-    with pytest.warns(AmagoWarning, match=r"an epoch made no updates: the dataset is not ready \(buffer: 9 traj"):
+    with pytest.warns(
+        AmagoWarning, match=r"an epoch made no updates: the dataset is not ready \(buffer: 9 traj"
+    ):
         experiment.learn()
 
 
@@ -326,6 +347,8 @@ def test_an_evaluation_during_training_without_a_finished_episode_says_so(
 ) -> None:
     experiment = make_experiment(epochs=1, val_timesteps_per_epoch=5)
     experiment.start()
-    with pytest.warns(AmagoWarning, match="no episode finished in an evaluation of 5 .*val_timesteps_per_epoch"):
+    with pytest.warns(
+        AmagoWarning, match="no episode finished in an evaluation of 5 .*val_timesteps_per_epoch"
+    ):
         experiment.learn()
     assert json_of(experiment.run_dir / "summary.json")["mean_return"] is None

@@ -1043,9 +1043,9 @@ class Experiment(ExperimentConfig):
         if recorder is not None and not recorder.saved_files:
             reason = (
                 f"no trajectory is finished yet: no episode ended within {self.train_timesteps_per_epoch} "
-                f"timesteps per actor, and traj_save_len={self.traj_save_len:g} is longer. Set traj_save_len to at "
-                f"most {max(self.train_timesteps_per_epoch, self.max_seq_len)}, which writes longer episodes in "
-                "segments, or collect more timesteps per epoch"
+                f"timesteps per actor, and traj_save_len={self.traj_save_len:g} is longer. Set traj_save_len to "
+                f"at most {max(self.train_timesteps_per_epoch, self.max_seq_len)}, which writes longer episodes "
+                "in segments, or collect more timesteps per epoch"
             )
         amago_warning(f"an epoch made no updates: {reason}", stacklevel=5)
 

@@ -21,6 +21,7 @@ _LINES = 20  # per run, where there is no terminal
 _SECONDS_BETWEEN_LINES = 60.0  # at most, so that long epochs are seen to go on
 _SECONDS_BETWEEN_UPDATES = 0.2  # of the bars
 _RECENT_EPOCHS = 10  # that the remaining time is estimated from
+_SPEED_UNITS = {"collecting": "steps/s", "learning": "updates/s"}  # of the phases whose speed is shown
 
 
 class ProgressDisplay(Callback):
@@ -82,7 +83,7 @@ class ProgressDisplay(Callback):
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
         value = mean_return(metrics)
         if section == "train":
-            self._end_phase("steps/s")
+            self._measure_speed()
             self._train_return = value
         elif section == "val" and value is not None:
             self._return = (value, experiment.epoch)
@@ -102,7 +103,7 @@ class ProgressDisplay(Callback):
         self._advance(experiment, 1)
 
     def on_learning_end(self, experiment: Experiment) -> None:
-        self._end_phase("updates/s")
+        self._measure_speed()
         if not self._has_learned:
             self._has_learned = True
             self._epoch_seconds.clear()  # epochs that only collected are shorter
@@ -135,11 +136,14 @@ class ProgressDisplay(Callback):
     def _advance(self, experiment: Experiment, count: int) -> None:
         self._phase_count += count
         if self._bars is not None and time.perf_counter() >= self._next_update:
+            self._measure_speed()
             self._show(experiment, experiment.epoch)
 
-    def _end_phase(self, unit: str) -> None:
+    def _measure_speed(self) -> None:
+        """Counts per second of the running phase, so far."""
         seconds = time.perf_counter() - self._phase_began
-        self._speeds[unit] = self._phase_count / seconds if seconds > 0 else 0.0
+        if self._phase in _SPEED_UNITS and seconds > 0:
+            self._speeds[_SPEED_UNITS[self._phase]] = self._phase_count / seconds
 
     def _show(self, experiment: Experiment, epochs_done: int) -> None:
         """Updates both bars."""
