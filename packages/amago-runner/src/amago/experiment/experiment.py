@@ -372,16 +372,24 @@ class Experiment(ExperimentConfig):
         )
 
     def check_loggers(self) -> None:
-        """Checks, in the main process and before anything is written, that the loggers asked for can be used.
+        """Checks, before anything is written, that the main process can use the loggers that are asked for.
 
         Raises:
             ImportError: wandb or tensorboard is not installed.
             RuntimeError: `log_to_wandb` is set and nobody is logged in.
         """
-        if self.processes.is_main and self.log_to_wandb:
-            require_wandb_login()
-        if self.processes.is_main and self.log_to_tensorboard:
-            require_tensorboard()
+        problem: Exception | None = None
+        if self.processes.is_main:
+            try:
+                if self.log_to_wandb:
+                    require_wandb_login()
+                if self.log_to_tensorboard:
+                    require_tensorboard()
+            except (ImportError, RuntimeError) as error:
+                problem = error
+        problem = self.processes.share(problem)  # no process waits for one that has failed
+        if problem is not None:
+            raise problem
 
     def init_logger(self) -> None:
         """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
@@ -556,36 +564,26 @@ class Experiment(ExperimentConfig):
         return summary
 
     def _log_epoch(self, before: Counters) -> None:
-        """Logs the time breakdown, counters and rates of the epoch; `before` are the counters at its start.
+        """Logs the time breakdown, rates and counters of the epoch; `before` are the counters at its start.
 
         Called before the epoch's checkpoint, so that a run resumed from that has them. The checkpoint's time is
         therefore in the breakdown of the next epoch.
         """
         times, now = self.times.take(), self.counters
-        seconds = {
-            "steps_per_second": times["environments"] + times["policy"] + times["recording"],
-            "updates_per_second": times["loading"] + times["update"],
+        collecting = times["environments"] + times["policy"] + times["recording"]
+        updating = times["loading"] + times["update"]
+        steps, updates = now.env_steps - before.env_steps, now.gradient_steps - before.gradient_steps
+        rates = {
+            # For a learner, other processes collect all the time.
+            "steps_per_second": steps / ((collecting if self.collects else times["total"]) or math.inf),
+            "updates_per_second": updates / (updating or math.inf),
         }
-        if not self.collects:  # other processes collect all the time
-            seconds["steps_per_second"] = times["total"]
-        done = {
-            "steps_per_second": now.env_steps - before.env_steps,
-            "updates_per_second": now.gradient_steps - before.gradient_steps,
-        }
-        if not self._saves_policy():
-            # Collectors write to the metrics of the run that they collect for.
-            self.log(times, "time-collector")
-            return
-        self.log(times, "time")
-        self.log(
-            {
-                "env_steps": now.env_steps,
-                "gradient_steps": now.gradient_steps,
-                "skipped_updates": now.skipped_updates,
-                **{name: count / max(seconds[name], 1e-9) for name, count in done.items()},
-            },
-            "learning",
-        )
+        learns = self.start_learning_at_epoch < self.epochs
+        # Collectors write to the metrics of the run that they collect for.
+        self.log({**times, **rates}, "time" if learns else "time-collector")
+        if learns:
+            counters = {"gradient_steps": now.gradient_steps, "skipped_updates": now.skipped_updates}
+            self.log(counters, "learning")
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -1004,7 +1002,7 @@ class Experiment(ExperimentConfig):
         assert self.dataset is not None
         with self.times.measure("waiting"):
             self.processes.wait()
-        metrics = dict(self.dataset.on_end_of_collection(self))
+        metrics = dict(self.dataset.on_end_of_collection(self) or {})
         if self.collector is not None:
             refused = self.processes.gather(self.collector.refused_segments)
             metrics["Trajectories Refused (not finite)"] = float(sum(refused))
