@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,10 @@ class TrajectoryRecorder:
     raises `TrajectoryWriteError` from `add` or `flush`; the segment is kept and retried, and the step passed
     to `add` is still recorded.
 
+    A segment with NaN or an infinity in its observations, rewards or actions is not written, since a single such
+    number makes the updates of every batch that contains it unusable. The first one issues a warning, and
+    `refused_segments` counts them.
+
     `on_written` and `saved_files` acknowledge a file once it is on disk. A killed process loses at most
     `unsaved_frames` transitions; a process that exits in any other way first writes its unfinished segments.
 
@@ -105,6 +110,10 @@ class TrajectoryRecorder:
             it at random; otherwise, files written in the same second may get the same name.
         on_written: called in the writer thread with the path of each complete file. An exception counts as a
             failed write, and the file is written again.
+
+    Attributes:
+        total_frames: number of transitions recorded.
+        refused_segments: number of segments that were not written because a number in them is not finite.
 
     Raises:
         ValueError: for an unknown format, or a `save_len` that is not an integer or is less than
@@ -129,6 +138,7 @@ class TrajectoryRecorder:
             raise ValueError(f"save_as must be one of {', '.join(SAVE_FORMATS)}, got {save_as!r}")
         self.num_envs = num_envs
         self.total_frames = 0
+        self.refused_segments = 0
         self.segment_length = SegmentLength.around(save_len, max_seq_len, stagger)
         self._rng = rng
         self._writer_id = (
@@ -225,9 +235,21 @@ class TrajectoryRecorder:
     def _write(self, segment: FrozenTraj, row: int) -> None:
         assert self._writer is not None
         env_name = self._names[row]
+        if (problem := _nonfinite(segment)) is not None:
+            self._refuse(problem, row)
+            return
         name = trajectory_filename(env_name, self._writer_id, self._sequence_number, time.time())
         self._sequence_number += 1
         self._writer.put(segment, name, env_name)
+
+    def _refuse(self, problem: str, row: int) -> None:
+        self.refused_segments += 1
+        if self.refused_segments == 1:
+            warnings.warn(
+                f"a trajectory of environment {row} ({self._names[row]!r}) is not saved: {problem}. Correct what "
+                "the environment returns; further trajectories like it are only counted.",
+                stacklevel=2,
+            )
 
     def cut(self, rows: Sequence[int] | None = None) -> None:
         """Queues the unfinished segments of `rows` (default: all rows) for writing; the episodes continue."""
@@ -298,6 +320,19 @@ class TrajectoryRecorder:
         self._rng.bit_generator.state = state["rng"]
 
 
+def _nonfinite(segment: FrozenTraj) -> str | None:
+    """Describes the first number of a segment that is NaN or infinite; None if all are finite."""
+    arrays = {f"observation {key!r}": array for key, array in segment.obs.items() if array.dtype.kind == "f"}
+    arrays |= {"the reward": segment.rl2s[:, :1], "the action": segment.rl2s[:, 1:]}
+    for name, array in arrays.items():
+        finite = np.isfinite(array)
+        if not finite.all():
+            step = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
+            value = array[step][~finite[step]].flat[0]
+            return f"{name} is {value} in step {int(segment.time_idxs[step, 0])} of the episode"
+    return None
+
+
 def _cut_at_exit(recorder: "weakref.ref[TrajectoryRecorder]", owner: int) -> None:
     """Queues the unfinished segments of a recorder that was not closed."""
     alive = recorder()
@@ -347,6 +382,11 @@ class SplitRecorder:
     def saved_files(self) -> int:
         """Number of files written."""
         return sum(half.saved_files for half in self.halves)
+
+    @property
+    def refused_segments(self) -> int:
+        """Number of segments that were not written because a number in them is not finite."""
+        return sum(half.refused_segments for half in self.halves)
 
     @property
     def unsaved_frames(self) -> int:
