@@ -23,7 +23,7 @@ from amago.agent import losses
 from amago.agent.acting import choose_actions
 from amago.agent.base import BaseAgent, register_agent
 from amago.agent.batch import Batch, Transitions, gather_from_batch, scatter_to_batch
-from amago.agent.diagnostics import extremes, grad_norm
+from amago.agent.diagnostics import extremes, grad_norm, percentiles
 from amago.agent.filters import binary_filter, with_bindings
 from amago.agent.gammas import Multigammas
 from amago.agent.return_head import RecordedValues, RegressionHead, ReturnHead
@@ -33,6 +33,8 @@ from amago.nets.policy_dists import Multibinary, MultiDiscrete
 from amago.nets.precision import at_least_float32
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+
+_PERCENTS = (5, 25, 50, 75, 95)
 
 
 @register_agent("agent")
@@ -362,8 +364,7 @@ class Agent(BaseAgent):
             weights = self.fbc_filter_func(in_batch).broadcast_to(in_batch.shape)
             weights = gather_from_batch(weights, t.flat_idxs)
         if log is not None:
-            log["Filter Mean"] = weights.mean()
-            log["Advantage Mean"] = advantages.mean()
+            self._log_advantages(log, advantages, weights)
         return weights
 
     def _log_prob(self, dist: Any, action: Tensor) -> Tensor:
@@ -440,13 +441,35 @@ class Agent(BaseAgent):
 
     @torch.no_grad()
     def _log_values(self, log: dict[str, Any], recorded: RecordedValues, targets: Tensor) -> None:
-        """Logs targets, values of the acting discount in units of returns, and PopArt's statistics."""
+        """Logs targets, values in units of returns, the critics' disagreement, and PopArt's statistics.
+
+        "gamma=..." is one discount of all that are trained; without it, a value is that of the acting discount.
+        Targets are in units of returns times the reward multiplier.
+        """
+        values = at_least_float32(self.return_head.denormalize(recorded.values)) / self.reward_multiplier
         log["Min TD Target"], log["Max TD Target"] = extremes(targets)
-        acting = self.return_head.denormalize(recorded.values)[..., -1, :]
-        log["Mean Q(s, a) (global mean, rescaled)"] = acting.mean() / self.reward_multiplier
+        log["Mean TD Target"] = targets.mean()
+        log["Std TD Target"] = targets.std(correction=0)
+        log["Mean Q(s, a) (global mean, rescaled)"] = values[..., -1, :].mean()
+        log["Std of Q(s, a) over the Ensemble"] = values[..., -1, :].std(dim=2, correction=0).mean()
+        by_gamma = zip(values.mean((0, 1, 2, 4)), targets.mean((0, 1, 2, 4)), strict=True)
+        for gamma, (value, target) in zip(self.gammas.tolist(), by_gamma, strict=True):
+            log[f"Mean Q(s, a) gamma={gamma:.6g}"] = value
+            log[f"Mean TD Target gamma={gamma:.6g}"] = target
         log["PopArt mu (mean over gamma)"] = self.popart.mu.mean()
         log["PopArt nu (mean over gamma)"] = self.popart.nu.mean()
         log["PopArt sigma (mean over gamma)"] = self.popart.sigma.mean()
+
+    @torch.no_grad()
+    def _log_advantages(self, log: dict[str, Any], advantages: Tensor, weights: Tensor) -> None:
+        """Logs the filter's weights (1, n, G, 1), and advantages of the acting discount in the critics' units."""
+        log["Filter Mean"] = weights.mean()
+        log["Filter Approved Share"] = (weights > 0).float().mean()
+        log["Advantage Mean"] = advantages.mean()
+        acting = advantages[..., -1, :]
+        log["Share of Positive Advantages"] = (acting > 0).float().mean()
+        for percent, value in zip(_PERCENTS, percentiles(acting, _PERCENTS), strict=True):
+            log[f"Advantage {percent}th Percentile"] = value
 
     def _log_losses(
         self, log: dict[str, Any], batch: Batch, t: Transitions, loss: Tensor, actor: Tensor, critic: Tensor
@@ -460,3 +483,5 @@ class Agent(BaseAgent):
         log["Batch Size (in Timesteps)"] = torch.tensor(float(batch.batch_size * batch.length), device=device)
         log["Unmasked Batch Size (in Timesteps)"] = torch.tensor(float(len(t.flat_idxs)), device=device)
         log["Mean Reward (in training sequences)"] = t.reward.mean() / self.reward_multiplier
+        done = batch.dones.bool() & batch.transition_mask
+        log["Share of Sequences with a Done"] = done.flatten(1).any(dim=1).float().mean()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from amago.nets.precision import at_least_float32
+
+_MAX_SORTED = 1 << 20  # torch.quantile refuses more than 2^24 values; of more than this, every k-th is taken
 
 
 def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -24,3 +28,12 @@ def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
         return nan, nan
     low, high = torch.aminmax(x)
     return low, high
+
+
+def percentiles(x: Tensor, percents: Sequence[int]) -> Tensor:
+    """The percentiles of all values of `x`, one per number in `percents`; NaN if `x` is empty."""
+    values = at_least_float32(x).flatten()
+    if values.numel() == 0:
+        return torch.full((len(percents),), float("nan"), device=x.device)
+    values = values[:: values.numel() // _MAX_SORTED + 1]
+    return torch.quantile(values, torch.tensor(percents, dtype=values.dtype, device=x.device) / 100)
