@@ -43,7 +43,16 @@ DEFAULTS = {
     "--ckpt-interval": 50,
     "--eval-episodes": 100,
 }
-OTHER_OPTIONS = ["--run-name", "--run-dir", "--resume", "--overwrite", "--wandb", "--gin", "--set"]
+OTHER_OPTIONS = [
+    "--run-name",
+    "--run-dir",
+    "--resume",
+    "--overwrite",
+    "--wandb",
+    "--tensorboard",
+    "--gin",
+    "--set",
+]
 # Other tests register names of their own.
 BUILTIN_NAMES = {
     *("agent", "multitask", "ff", "cnn", "multimodal", "identity", "rnn", "transformer", "mamba"),

@@ -144,7 +144,10 @@ def test_the_oldest_fifo_files_are_deleted_beyond_the_limit(make_dataset, fill, 
     left = sorted(int(parse_filename(path).file_id, 16) for path in dataset.fifo_folder.iterdir())
     assert left == [3, 4, 5, 6]
     assert len(list(dataset.protected_folder.iterdir())) == 3
+    folders = dataset.fifo_folder, dataset.protected_folder
+    size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     assert metrics == {
+        "Size on Disk (MB)": pytest.approx(size / 1e6),
         "Trajectory Files in FIFO": 4,
         "Trajectory Files in Protected": 3,
         "Trajectory Files Deleted": 3,

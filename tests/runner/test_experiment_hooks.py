@@ -66,8 +66,8 @@ def test_every_hook_is_called(make_experiment: MakeExperiment) -> None:
     assert calls["train_step"] == 2 * 4
     assert calls["evaluate_val"] == calls["collect_new_training_data"] == calls["save_checkpoint"] == 2
     assert calls["interact"] == calls["policy_metrics"] == 4
-    # val, train and dataset, and two batches
-    assert calls["log"] == calls["x_axis_metrics"] == 2 * (3 + 2)
+    # val, train, dataset, time and learning, and two batches
+    assert calls["log"] == calls["x_axis_metrics"] == 2 * (5 + 2)
 
 
 class OwnTrainStep(Experiment):

@@ -133,6 +133,8 @@ def test_every_replaced_method_is_called_with_the_arguments_of_its_signature(
         "train",
         "dataset",
         "train-update",
+        "time",
+        "learning",
     }
     assert len(experiment.arguments_of("x_axis_metrics")) == len(experiment.arguments_of("log"))
 

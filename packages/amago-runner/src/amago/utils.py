@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
-import json
+import inspect
+import math
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +24,7 @@ __all__ = [
     "AdamWRel",
     "AmagoWarning",
     "amago_warning",
+    "as_readable_json",
     "call_async_env",
     "count_params",
     "get_constant_schedule_with_warmup",
@@ -160,8 +165,8 @@ def stack_list_array_dicts(
 def gin_as_wandb_config() -> dict[str, Any]:
     """All gin settings that are bound or in use, as `{"scope/selector.argument": value}`.
 
-    Values that JSON supports are unchanged, classes and functions become their import path, everything else its
-    `repr`. gin's own text is not parsed: values with "=" or line breaks are ambiguous in it.
+    Values are those of `as_readable_json`. gin's own text is not parsed: values with "=" or line breaks are
+    ambiguous in it.
     """
     config = importlib.import_module("gin.config")
     settings: dict[tuple[str, str], dict[str, Any]] = {}
@@ -172,15 +177,40 @@ def gin_as_wandb_config() -> dict[str, Any]:
     for (scope, selector), arguments in settings.items():
         name = config._REGISTRY.minimal_selector(selector)
         for argument, value in arguments.items():
-            flat[f"{scope}/{name}.{argument}" if scope else f"{name}.{argument}"] = _as_json(value)
+            flat[f"{scope}/{name}.{argument}" if scope else f"{name}.{argument}"] = as_readable_json(value)
     return dict(sorted(flat.items()))
 
 
-def _as_json(value: Any) -> Any:
+def as_readable_json(value: Any) -> Any:
+    """A setting as JSON for people to read; nested values too.
+
+    Classes and functions become their import path, a `functools.partial` the text of the call, and an object
+    without a `repr` of its own a dictionary of its class and the arguments of its constructor that are attributes.
+    Everything else that JSON does not have, such as infinity, becomes text.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, np.generic):
+        return as_readable_json(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_readable_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [as_readable_json(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if isinstance(value, functools.partial):
+        given = [str(as_readable_json(item)) for item in value.args]
+        given += [f"{key}={as_readable_json(item)}" for key, item in value.keywords.items()]
+        return f"{as_readable_json(value.func)}({', '.join(given)})"
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"{value.__module__}.{value.__qualname__}"
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
+    has_repr = any("__repr__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if has_repr and not dataclasses.is_dataclass(value):
         return repr(value)
-    return value
+    arguments = [name for name in inspect.signature(type(value)).parameters if hasattr(value, name)]
+    return {
+        "class": as_readable_json(type(value)),
+        **{name: as_readable_json(getattr(value, name)) for name in arguments},
+    }

@@ -83,6 +83,9 @@ def train(
     wandb: Annotated[
         bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
+    ] = False,
     gin: Gin = None,
     set_: Set = None,
 ) -> None:
@@ -105,6 +108,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
         log_to_wandb=wandb,
+        log_to_tensorboard=tensorboard,
         console=Console(),
     )
 

@@ -273,6 +273,7 @@ def build_experiment(
     *,
     resume: bool = False,
     log_to_wandb: bool = False,
+    log_to_tensorboard: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Experiment:
     """The Experiment of a plan, not started; its run is the folder, and gin has to be bound already.
@@ -297,6 +298,7 @@ def build_experiment(
         "make_train_env": plan.maker,
         "make_val_env": plan.maker,
         "log_to_wandb": log_to_wandb,
+        "log_to_tensorboard": log_to_tensorboard,
         "verbose": False,
         "save_trajs_as": "traj",
         "resume": resume,

@@ -13,7 +13,7 @@ from amago.envs.registry import did_you_mean
 
 RUN_FILE = "run.json"
 # A run that was stopped before run.json was written contains only these.
-_WRITTEN_BEFORE_RUN_FILE = {"buffer", "ckpts", "metrics.jsonl", "wandb_logs"}
+_WRITTEN_BEFORE_RUN_FILE = {"buffer", "ckpts", "metrics.jsonl", "tensorboard", "wandb_logs"}
 
 
 def default_run_name(env: str | None) -> str:

@@ -39,6 +39,7 @@ def train_run(
     resume: bool,
     overwrite: bool,
     log_to_wandb: bool,
+    log_to_tensorboard: bool,
     console: Console,
 ) -> Summary:
     """Trains a run, then evaluates it, and writes and prints its summary.
@@ -50,6 +51,7 @@ def train_run(
         resume: continue the run in `folder`.
         overwrite: replace the run in `folder`.
         log_to_wandb: log to Weights & Biases as well.
+        log_to_tensorboard: write TensorBoard files as well.
 
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
@@ -59,8 +61,17 @@ def train_run(
     build_agent(plan)  # Fails before anything is written if a setting is wrong.
     progress = TrainingProgress(console, plan.recipe.epochs)
     experiment = build_experiment(
-        plan, folder, resume=resume, log_to_wandb=log_to_wandb, callbacks=[progress]
+        plan,
+        folder,
+        resume=resume,
+        log_to_wandb=log_to_wandb,
+        log_to_tensorboard=log_to_tensorboard,
+        callbacks=[progress],
     )
+    try:
+        experiment.check_loggers()
+    except (ImportError, RuntimeError) as error:
+        raise UsageProblem(str(error), "--wandb" if log_to_wandb else "--tensorboard") from error
     if not resume:
         prepare_folder(folder, overwrite=overwrite)
     _announce(console, plan.recipe, folder)

@@ -67,7 +67,7 @@ class Callback:
         """Called after the updates of an epoch."""
 
     def on_metrics(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
-        """Called when metrics are logged; sections are train, val, test, train-update and dataset."""
+        """Called when metrics are logged; sections are train, val, test, train-update, dataset, learning, time."""
 
     def on_checkpoint(self, experiment: Experiment, epoch: int) -> None:
         """Called after the checkpoint of `epoch` has been written."""

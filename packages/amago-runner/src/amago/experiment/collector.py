@@ -18,6 +18,7 @@ from amago.experiment.config import ExperimentConfig
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy, Rollout
 from amago.experiment.split_rollout import SplitRollout
+from amago.tracking import TimeBreakdown
 
 
 class Collector:
@@ -29,6 +30,7 @@ class Collector:
             for one half of the actors while the environments of the other half step.
         recorder: Writes trajectory files; None discards the data. A `SplitRecorder` for a `SplitVectorEnv`.
         streams: Random streams of environments and actions.
+        times: Receives the time of environments, policy and recording.
 
     Attributes:
         reset_due: Whether the next collection starts with a reset of the environments.
@@ -40,18 +42,21 @@ class Collector:
         envs: VectorEnv | SplitVectorEnv,
         recorder: TrajectoryRecorder | SplitRecorder | None,
         streams: RandomStreams,
+        *,
+        times: TimeBreakdown | None = None,
     ) -> None:
         self.envs = envs
         self.recorder = recorder
         self.reset_due = True
         self._streams = streams
+        self._times = TimeBreakdown() if times is None else times
         self._rollout: Rollout | SplitRollout
         if isinstance(envs, SplitVectorEnv):
             assert recorder is None or isinstance(recorder, SplitRecorder)
-            self._rollout = SplitRollout(policy, envs, recorder=recorder)
+            self._rollout = SplitRollout(policy, envs, recorder=recorder, times=self._times)
         else:
             assert not isinstance(recorder, SplitRecorder)
-            self._rollout = Rollout(policy, envs, recorder=recorder)
+            self._rollout = Rollout(policy, envs, recorder=recorder, times=self._times)
 
     @property
     def hidden_state(self) -> Any:
@@ -61,6 +66,11 @@ class Collector:
     @hidden_state.setter
     def hidden_state(self, hidden_state: Any) -> None:
         self._rollout.hidden_state = hidden_state
+
+    @property
+    def refused_segments(self) -> int:
+        """Trajectories of this object that were not saved because a number in them is not finite."""
+        return 0 if self.recorder is None else self.recorder.refused_segments
 
     @property
     def steps_by_env_name(self) -> dict[str, int]:
@@ -96,6 +106,7 @@ class Collector:
             TrajectoryWriteError: a trajectory could not be written; it is retried with the next ones.
         """
         rollout = self._rollout
+        self._times.lap("other")
         if self.reset_due or not rollout.started:
             rollout.reset(seed=self._streams.env_seed(epoch))
             self.reset_due = False
@@ -106,8 +117,10 @@ class Collector:
             rollout.run(
                 timesteps=timesteps, episodes=episodes, sample=sample, render=render, progress=progress
             )
+        self._times.lap("other")
         if self.recorder is not None:
             self.recorder.flush()
+        self._times.lap("recording")
         return rollout.stats
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,19 @@ from amago.experiment.evaluator import (
 from amago.experiment.learner import Learner, make_adamw
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy
-from amago.experiment.run_json import write_config_text, write_run
+from amago.experiment.run_json import installed_versions, write_config_text, write_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.experiment.schedule import is_due
 from amago.loading import BatchLoader, DiskTrajDataset
-from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
-from amago.utils import amago_warning, get_constant_schedule_with_warmup, gin_as_wandb_config
+from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, TimeBreakdown, WandbTracker
+from amago.tracking.tensorboard import require_tensorboard
+from amago.tracking.wandb import require_wandb_login
+from amago.utils import (
+    amago_warning,
+    as_readable_json,
+    get_constant_schedule_with_warmup,
+    gin_as_wandb_config,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -75,6 +82,7 @@ class Experiment(ExperimentConfig):
         val_envs: The validation environments; a single one if the run only learns.
         train_dloader: The loader of training batches.
         counters: Progress of the run.
+        times: Stopwatch of the main process; logged in every epoch under `time/`.
         started: Whether `start()` has been called.
     """
 
@@ -95,6 +103,7 @@ class Experiment(ExperimentConfig):
         self.counters = Counters()
         self.started = False
         self.metric_logger = MetricLogger()
+        self.times = TimeBreakdown()
         self._printer = ProgressPrinter()
         self._closing = contextlib.ExitStack()
         self._batches_seen = 0
@@ -106,12 +115,14 @@ class Experiment(ExperimentConfig):
 
         Raises:
             ValueError, TypeError: an argument is invalid.
-            RuntimeError: the experiment was already started.
+            RuntimeError: the experiment was already started, or `log_to_wandb` is set and nobody is logged in.
+            ImportError: the package of a logger that is asked for is not installed.
             FileNotFoundError: `resume` is set and there is no checkpoint.
         """
         if self.started:
             raise RuntimeError(f"the experiment {self.run_name!r} is already started")
         self.validate()
+        self.check_loggers()
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
         resumed = Checkpointer(self.run_dir, self.run_name).newest_epoch() if self.resume else None
@@ -213,7 +224,7 @@ class Experiment(ExperimentConfig):
         self.collector = None
         if self.train_envs is not None:
             recorder = make_training_recorder(self, self.train_envs, self.streams, self.processes)
-            self.collector = Collector(acting, self.train_envs, recorder, self.streams)
+            self.collector = Collector(acting, self.train_envs, recorder, self.streams, times=self.times)
             self._closing.callback(self.collector.close)
 
     def init_optimizer(self, policy: BaseAgent) -> Optimizer:
@@ -226,14 +237,37 @@ class Experiment(ExperimentConfig):
         if self.processes.is_main and self._saves_policy():
             self.checkpointer.remove_unfinished()
 
+    def check_loggers(self) -> None:
+        """Checks, before anything is written, that the main process can use the loggers that are asked for.
+
+        Raises:
+            ImportError: wandb or tensorboard is not installed.
+            RuntimeError: `log_to_wandb` is set and nobody is logged in.
+        """
+        problem: Exception | None = None
+        if self.processes.is_main:
+            try:
+                if self.log_to_wandb:
+                    require_wandb_login()
+                if self.log_to_tensorboard:
+                    require_tensorboard()
+            except (ImportError, RuntimeError) as error:
+                problem = error
+        problem = self.processes.share(problem)  # no process waits for one that has failed
+        if problem is not None:
+            raise problem
+
     def init_logger(self) -> None:
         """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
         if not self.processes.is_main:
             return
-        self.metric_logger = MetricLogger([JsonlTracker(self.run_dir / "metrics.jsonl")])
+        metrics_file = self.run_dir / "metrics.jsonl"
+        self.metric_logger = MetricLogger([JsonlTracker(metrics_file)])
         self._closing.callback(self.metric_logger.close)
         if self.log_to_tensorboard:
-            self.metric_logger.trackers.append(TensorboardTracker(self.run_dir / "tensorboard"))
+            self.metric_logger.trackers.append(
+                TensorboardTracker(self.run_dir / "tensorboard", history=metrics_file)
+            )
         if self.log_to_wandb:
             self.metric_logger.trackers.append(
                 WandbTracker(
@@ -241,11 +275,21 @@ class Experiment(ExperimentConfig):
                     entity=self.wandb_entity,
                     group=self.wandb_group_name,
                     name=self.run_name,
-                    config=gin_as_wandb_config(),
+                    config=self._wandb_config(),
                     log_dir=self.run_dir / "wandb_logs",
                     run_id=self._wandb_run_id,
                 )
             )
+
+    def _wandb_config(self) -> dict[str, Any]:
+        """gin settings as "Selector.parameter", arguments as "Experiment.argument", and versions of packages."""
+        arguments = {
+            f"Experiment.{field.name}": as_readable_json(getattr(self, field.name))
+            for field in fields(self)
+            if field.name not in ("callbacks", "resume")
+        }
+        seed = {"Experiment.seed": self.streams.seed}
+        return {**gin_as_wandb_config(), **arguments, **seed, "packages": installed_versions()}
 
     def learn(self) -> None:
         """Runs the remaining epochs.
@@ -258,26 +302,54 @@ class Experiment(ExperimentConfig):
             NonFiniteUpdateError: too many consecutive updates were not finite.
         """
         self._require_started("learn()")
+        self.times.start()
         while self.epoch < self.epochs:
             epoch = self.epoch
+            before = replace(self.counters)
             self._notify("on_epoch_start", epoch)
             if self.always_load_latest:
-                self.read_latest_policy()
+                with self.times.measure("checkpoint"):
+                    self.read_latest_policy()
             if is_due(epoch, self.val_interval):
-                self.evaluate_val()
+                with self.times.measure("evaluation"):
+                    self.evaluate_val()
             if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > 0:
                 self.collect_new_training_data()
             self._end_collection()
             if epoch >= self.start_learning_at_epoch and self._wait_until_ready():
                 self._learn_epoch(epoch)
+            self._log_epoch(before)
             is_last = epoch + 1 >= self.epochs
-            if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
-                self.save_checkpoint()
-            if self.always_save_latest:
-                self.write_latest_policy()
+            with self.times.measure("checkpoint"):
+                if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
+                    self.save_checkpoint()
+                if self.always_save_latest:
+                    self.write_latest_policy()
             self._notify("on_epoch_end", epoch)
             self.counters.epoch += 1
         self._notify("on_end")
+
+    def _log_epoch(self, before: Counters) -> None:
+        """Logs the time breakdown, rates and counters of the epoch; `before` are the counters at its start.
+
+        Called before the epoch's checkpoint, so that a run resumed from that has them. The checkpoint's time is
+        therefore in the breakdown of the next epoch.
+        """
+        times, now = self.times.take(), self.counters
+        collecting = times["environments"] + times["policy"] + times["recording"]
+        updating = times["loading"] + times["update"]
+        steps, updates = now.env_steps - before.env_steps, now.gradient_steps - before.gradient_steps
+        rates = {
+            # For a learner, other processes collect all the time.
+            "steps_per_second": steps / ((collecting if self.collects else times["total"]) or math.inf),
+            "updates_per_second": updates / (updating or math.inf),
+        }
+        learns = self.start_learning_at_epoch < self.epochs
+        # Collectors write to the metrics of the run that they collect for.
+        self.log({**times, **rates}, "time" if learns else "time-collector")
+        if learns:
+            counters = {"gradient_steps": now.gradient_steps, "skipped_updates": now.skipped_updates}
+            self.log(counters, "learning")
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -684,16 +756,22 @@ class Experiment(ExperimentConfig):
     def _end_collection(self) -> None:
         """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
-        self.processes.wait()
-        metrics = self.dataset.on_end_of_collection(self)
+        with self.times.measure("waiting"):
+            self.processes.wait()
+        metrics = dict(self.dataset.on_end_of_collection(self) or {})
+        if self.collector is not None:
+            refused = self.processes.gather(self.collector.refused_segments)
+            metrics["Trajectories Refused (not finite)"] = float(sum(refused))
         if metrics:
             self.log(metrics, "dataset")
-        self.processes.wait()
+        with self.times.measure("waiting"):
+            self.processes.wait()
 
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
         began = time.monotonic()
+        self.times.lap("other")
         while not self.processes.share(self.dataset.ready_for_training):
             if self.collects:
                 return False
@@ -705,22 +783,28 @@ class Experiment(ExperimentConfig):
                 )
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
+            self.times.lap("waiting")
         return True
 
     def _learn_epoch(self, epoch: int) -> None:
         """Trains on `train_batches_per_epoch` batches."""
         self._notify("on_learning_start", self.train_batches_per_epoch)
         self.policy.train()
+        self.times.lap("other")
         with self.streams.learning(epoch):
             for batch in self.train_dloader.epoch(epoch):
+                self.times.lap("loading")
                 log_step = self._batches_seen % self.log_interval == 0
                 updates_before = self.learner.gradient_steps
                 metrics = self.train_step(batch, log_step)
+                self.times.lap("update")
                 self._batches_seen += 1
                 if log_step:
                     self.log(metrics, "train-update")
                 self._notify("on_batch", self.learner.gradient_steps > updates_before)
+                self.times.lap("other")
             self.learner.finish()
+            self.times.lap("update")
         self._copy_learner_counters()
         self._notify("on_learning_end")
 

@@ -114,6 +114,7 @@ class Learner:
         self._finite: Tensor | None = None
         self._pending: deque[_PendingCheck] = deque()
         self._consecutive_skips = 0
+        self._has_warned = False  # skipped_updates may come from a checkpoint
 
     def train_batch(self, batch: Batch, log_step: bool) -> dict[str, Tensor | float]:
         """Computes the gradient of one batch and, once per `batches_per_update` batches, steps the optimizer.
@@ -217,9 +218,10 @@ class Learner:
             return
         self.skipped_updates += 1
         self._consecutive_skips += 1
-        if self.skipped_updates == 1:
+        if not self._has_warned:
+            self._has_warned = True
             amago_warning(
-                "an update had a non-finite loss or gradient and was skipped; 'Skipped Updates' in the metrics "
+                "an update had a non-finite loss or gradient and was skipped; 'skipped_updates' in the metrics "
                 "counts them. Check the rewards and observations of the environment."
             )
         if self._consecutive_skips >= self._max_nonfinite:

@@ -24,6 +24,7 @@ from amago.envs.metrics import EpisodeStats, StepCounts
 from amago.envs.recorder import TrajectoryRecorder, TrajectoryWriteError
 from amago.envs.vector import PolicyInput, VectorEnv
 from amago.experiment.episode_stats import RolloutLimits, RunningEpisodes
+from amago.tracking import TimeBreakdown
 
 
 class ActingPolicy:
@@ -63,6 +64,7 @@ class Rollout:
         vector_env: N environments.
         recorder: receives every step, to write trajectories.
         stats: receives finished episodes; replace the attribute to start new statistics.
+        times: receives the time of environments, policy and recording.
 
     Attributes:
         inputs: the input of the agent's next action; None before the first reset.
@@ -77,11 +79,13 @@ class Rollout:
         *,
         recorder: TrajectoryRecorder | None = None,
         stats: EpisodeStats | None = None,
+        times: TimeBreakdown | None = None,
     ) -> None:
         self.agent = policy.agent
         self.vector_env = vector_env
         self.recorder = recorder
         self.stats = EpisodeStats() if stats is None else stats
+        self.times = TimeBreakdown() if times is None else times
         self.inputs: PolicyInput | None = None
         self.hidden_state: Any = None
         self.steps_by_env_name: dict[str, int] = {}
@@ -109,7 +113,9 @@ class Rollout:
         if self.recorder is not None:
             with defer_interrupts():
                 self.recorder.cut()
+        self.times.lap("recording")
         inputs = self.vector_env.reset(seed=seed)
+        self.times.lap("environments")
         self._running.clear()
         self.hidden_state = self.agent.init_hidden_state(self.vector_env.num_envs, self._device)
         if self.recorder is not None:
@@ -161,6 +167,7 @@ class Rollout:
                     self.vector_env.render()
                 if progress is not None:
                     progress(self.vector_env.num_envs)
+                self.times.lap("other")
                 interrupts.deliver()
 
     @contextlib.contextmanager
@@ -170,6 +177,7 @@ class Rollout:
         self.agent.eval()
         try:
             self._actor = self._policy.with_current_weights()
+            self.times.lap("policy")
             yield
         finally:
             self.agent.train(was_training)
@@ -177,7 +185,10 @@ class Rollout:
 
     def begin_step(self, sample: bool) -> None:
         """Acts, and begins a step of the environments; `finish_step` must be next."""
-        self.vector_env.step_async(self._act(sample))
+        actions = self._act(sample)
+        self.times.lap("policy")
+        self.vector_env.step_async(actions)
+        self.times.lap("environments")
 
     def finish_step(self, remaining: npt.NDArray[np.int64] | None) -> None:
         """Waits for the environments, resets hidden rows, and counts and records the step.
@@ -189,6 +200,7 @@ class Rollout:
             TrajectoryWriteError: if a file could not be written; everything else is done then.
         """
         step = self.vector_env.step_wait()
+        self.times.lap("environments")
         self.inputs = step.inputs
         if step.done_rows.size:
             dones = step.terminated | step.truncated
@@ -199,6 +211,7 @@ class Rollout:
         self._running.add(step, self.stats, remaining)
         if self.recorder is not None:
             self.recorder.add(step)
+        self.times.lap("recording")
 
     def _act(self, sample: bool) -> npt.NDArray[Any]:
         """The agent's actions, (N, ...) in the form of the vector environment.

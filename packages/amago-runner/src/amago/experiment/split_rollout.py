@@ -15,6 +15,7 @@ from amago.envs.recorder import SplitRecorder, TrajectoryWriteError
 from amago.envs.vector import PolicyInput, SplitVectorEnv
 from amago.experiment.episode_stats import RolloutLimits
 from amago.experiment.rollout import ActingPolicy, Rollout
+from amago.tracking import TimeBreakdown
 
 
 class SplitRollout:
@@ -35,12 +36,14 @@ class SplitRollout:
         *,
         recorder: SplitRecorder | None = None,
         stats: EpisodeStats | None = None,
+        times: TimeBreakdown | None = None,
     ) -> None:
+        self.times = TimeBreakdown() if times is None else times
         self.vector_env = vector_env
         self.recorder = recorder
         recorders = (None, None) if recorder is None else recorder.halves
         self.halves = tuple(
-            Rollout(policy, env, recorder=half_recorder)
+            Rollout(policy, env, recorder=half_recorder, times=self.times)
             for env, half_recorder in zip(vector_env.halves, recorders, strict=True)
         )
         self.stats = EpisodeStats() if stats is None else stats
@@ -137,6 +140,7 @@ class SplitRollout:
                     self.vector_env.render()
                 if progress is not None:
                     progress(self.vector_env.num_envs)
+                self.times.lap("other")
                 if not begun:
                     if failure is not None:
                         raise failure

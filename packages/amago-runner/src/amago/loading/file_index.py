@@ -28,6 +28,7 @@ class TrajFile(NamedTuple):
         env_name: name of the environment; empty if the file name has another form.
         unix_time: when it was written, by its writer's clock; 0 if the file name has another form.
         inode: distinguishes the file from a later one with the same name.
+        size: bytes; 0 if it was deleted meanwhile.
     """
 
     file_id: str
@@ -36,6 +37,7 @@ class TrajFile(NamedTuple):
     env_name: str
     unix_time: float
     inode: int
+    size: int = 0
 
     @property
     def path(self) -> str:
@@ -101,9 +103,7 @@ class FileIndex:
             if file is None or file.inode != entry.inode():
                 if entry.name.startswith(".") or (entry.path, entry.inode()) in self._skipped:
                     continue  # still being written, or unusable
-                file = (
-                    _parse(folder, entry.name, entry.inode(), any_name=any_name) if _is_file(entry) else None
-                )
+                file = _parse(folder, entry, any_name=any_name) if _is_file(entry) else None
                 if file is None:
                     reason = "it is not named like a trajectory file, or is not a file"
                     self._quarantine(folder, entry.name, entry.inode(), reason)
@@ -139,12 +139,20 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _parse(folder: str, name: str, inode: int, *, any_name: bool) -> TrajFile | None:
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:  # deleted by another process
+        return 0
+
+
+def _parse(folder: str, entry: os.DirEntry[str], *, any_name: bool) -> TrajFile | None:
     """The entry as a trajectory file, or None if it is not one."""
+    name, inode = entry.name, entry.inode()
     if not name.endswith(SUFFIXES):
         return None
     try:
         env_name, file_id, unix_time = parse_filename(name)
     except ValueError:
-        return TrajFile(NO_FILE_ID, name, folder, "", 0.0, inode) if any_name else None
-    return TrajFile(file_id, name, folder, env_name, unix_time, inode)
+        return TrajFile(NO_FILE_ID, name, folder, "", 0.0, inode, _size(entry)) if any_name else None
+    return TrajFile(file_id, name, folder, env_name, unix_time, inode, _size(entry))

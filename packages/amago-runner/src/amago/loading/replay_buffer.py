@@ -192,6 +192,7 @@ class DiskTrajDataset(RLDataset):
             "Trajectory Files in FIFO": float(len(self.index.fifo)),
             "Trajectory Files in Protected": float(len(self.index.protected)),
             "Trajectory Files Deleted": float(deleted),
+            "Size on Disk (MB)": sum(file.size for file in self.index.files) / 1e6,
         }
 
     def delete(self, delete_protected: bool = False) -> None:

@@ -12,6 +12,19 @@ Number = Any
 """A float, or any value that `float()` accepts: an int, a NumPy scalar, a tensor with one element."""
 
 
+_X_AXES = {
+    "train-update": "gradient_steps",
+    "learning": "gradient_steps",
+    "time": "Epoch",
+    "time-collector": "Epoch",
+}
+
+
+def x_axis(section: str) -> str:
+    """Name of the axis over which a section's metrics are drawn."""
+    return _X_AXES.get(section, "total_frames")
+
+
 class Tracker(Protocol):
     """Writes metrics to a file or a service."""
 
@@ -20,7 +33,7 @@ class Tracker(Protocol):
 
         Args:
             metrics: Values by name.
-            section: "train", "val", "test", "train-update" or "dataset".
+            section: "train", "val", "test", "train-update", "dataset", "learning", "time" or "time-collector".
             axes: Values of the x axes: total_frames, Epoch, gradient_steps and those of `x_axis_metrics`.
         """
         ...
