@@ -1,6 +1,5 @@
 """Policy: it acts as the run's Experiment does in evaluations, for one stream or many, from run.json alone."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 from tests.runner.policy_runs import (
-    CHOICES,
+    CONTEXT,
     EPISODE,
-    NESTED,
-    PIXELS,
     RUNS,
     UNEVEN,
     VECTOR,
@@ -29,7 +26,6 @@ from tests.runner.policy_runs import (
 import amago
 from amago.cli_utils import use_config
 from amago.envs import AMAGOEnv
-from amago.envs.space_json import space_as_json, space_from_json
 from amago.experiment import Experiment
 from amago.policy import Policy
 
@@ -266,25 +262,16 @@ def test_a_policy_is_made_of_an_agent_too_and_follows_its_weights(make_experimen
         Policy(experiment.policy, VECTOR, gym.spaces.Discrete(5))
 
 
-SPACES = [
-    VECTOR,
-    NESTED,
-    PIXELS,
-    UNEVEN,
-    CHOICES,
-    gym.spaces.Discrete(4, start=-1),
-    gym.spaces.MultiBinary([2, 3]),
-    gym.spaces.Box(np.array([-np.inf, 0], np.float32), np.array([1, np.inf], np.float32)),
-    gym.spaces.Box(-(2**40), 2**40, (1,), np.int64),
-    gym.spaces.Text(5, charset="abc"),
-]
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_spaces_survive_json(space: gym.Space[Any]) -> None:
-    written = json.dumps(space_as_json(space), allow_nan=False)
-    assert space_from_json(json.loads(written)) == space
-
-
 def test_it_is_a_name_of_amago() -> None:
     assert amago.Policy is Policy
+
+
+@pytest.mark.gpu
+def test_it_acts_on_a_gpu_as_on_a_cpu(make_experiment: Made) -> None:
+    run = trained(make_experiment, "box-transformer").run_dir
+    on_cpu, on_gpu = Policy.load(run), Policy.load(run, device="cuda")
+    for step in range(2 * CONTEXT):
+        obs = np.full((3, 3), np.sin(step), np.float32)
+        np.testing.assert_allclose(
+            on_gpu.act(obs, [0.1] * 3), on_cpu.act(obs, [0.1] * 3), rtol=1e-2, atol=1e-2
+        )

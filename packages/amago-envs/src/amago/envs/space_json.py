@@ -70,7 +70,7 @@ def space_from_json(content: dict[str, Any]) -> Space:
     try:
         ((kind, inner),) = content.items()
         return _READERS[kind](inner)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise ValueError(f"{str(content)[:200]} describes no space: {error}") from error
 
 
