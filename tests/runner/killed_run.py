@@ -27,6 +27,7 @@ from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from tests.runner.conftest import SMALL_NETS, make_memory_env
 
+
 def train(root: Path, env_mode: str, epochs: int) -> None:
     """Starts or continues the run in `root`, and trains it to its end."""
     resume = bool(Checkpointer(root / "run", "run").epochs())
@@ -108,7 +109,9 @@ def results(root: Path) -> tuple[dict[str, Any], list[Any]]:
     counters = json.loads((folder / "state.json").read_text())["counters"]
     counters.pop("wall_seconds", None)
     lines = [json.loads(line) for line in (root / "run" / "metrics.jsonl").read_text().splitlines()]
-    metrics = [(line["section"], line["axes"], line["metrics"]) for line in lines if line["section"] != "time"]
+    metrics = [
+        (line["section"], line["axes"], line["metrics"]) for line in lines if line["section"] != "time"
+    ]
     moments = tensors["optimizer"]["state"]
     flat = {f"{i}/{name}": value for i, state in moments.items() for name, value in state.items()}
     return {**tensors["policy"], **flat, "counters": counters}, metrics

@@ -28,6 +28,8 @@ from amago.cli.run_folders import prepare_folder, recorded_recipe
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_json import installed_versions, read_run
+from amago.experiment.stop_signals import RunStopped
+from amago.experiment.trusted import trusting
 
 
 def train_run(
@@ -54,8 +56,11 @@ def train_run(
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
     """
-    plan = plan_recorded_run(_resumed_recipe(folder, changes)) if resume else plan_run(changes)
-    bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
+    # The module of an environment that the user names may be imported.
+    named = str(changes.get("env", "")).rpartition(":")[0]
+    with trusting(*[named] if named else []):
+        plan = plan_recorded_run(_resumed_recipe(folder, changes)) if resume else plan_run(changes)
+        bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
     build_agent(plan)  # Fails before anything is written if a setting is wrong.
     progress = TrainingProgress(console, plan.recipe.epochs)
     experiment = build_experiment(
@@ -107,6 +112,10 @@ def _learn_and_evaluate(
         experiment.learn()
         progress.close()
         return evaluate_fresh_episodes(experiment, plan.maker, plan.facts, plan.recipe.eval_episodes)
+    except RunStopped:
+        progress.close()
+        console.print("The same command with --resume continues the run.")
+        raise
     except KeyboardInterrupt:
         progress.close()
         saved = Checkpointer(experiment.run_dir, experiment.run_name).epochs()

@@ -82,7 +82,9 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], setup: Worker
     # Ctrl-C and cluster schedulers signal the whole process group; only the main process ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):  # a function, because programs that environments start would inherit SIG_IGN
+        if hasattr(
+            signal, name
+        ):  # a function, because programs that environments start would inherit SIG_IGN
             signal.signal(getattr(signal, name), _ignore)
     for other in inherited:
         other.close()
