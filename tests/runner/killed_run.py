@@ -1,9 +1,9 @@
-"""A program that trains one run in many lives: each is killed with SIGKILL at a random moment and the next resumes.
+"""A program that trains one run in many lives: each is killed with SIGKILL at a random moment, the next resumes.
 
     python killed_run.py FOLDER ENV_MODE KILLS SEED
 
-It trains the same run once more without a kill, prints what happened, and exits with 1 unless weights, counters and
-metrics are the same. Lives are forked, so that none has to import torch again.
+It trains the same run once more without a kill, prints what happened, and exits with 1 unless weights, counters
+and metrics are the same. Lives are forked, so that none has to import torch again.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.runner.conftest import SMALL_NETS, make_memory_env
 
 from amago.agent import Agent
 from amago.cli_utils import use_config
@@ -25,7 +26,7 @@ from amago.experiment.checkpointer import Checkpointer
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from tests.runner.conftest import SMALL_NETS, make_memory_env
+
 
 def train(root: Path, env_mode: str, epochs: int) -> None:
     """Starts or continues the run in `root`, and trains it to its end."""
@@ -108,7 +109,9 @@ def results(root: Path) -> tuple[dict[str, Any], list[Any]]:
     counters = json.loads((folder / "state.json").read_text())["counters"]
     counters.pop("wall_seconds", None)
     lines = [json.loads(line) for line in (root / "run" / "metrics.jsonl").read_text().splitlines()]
-    metrics = [(line["section"], line["axes"], line["metrics"]) for line in lines if line["section"] != "time"]
+    metrics = [
+        (line["section"], line["axes"], line["metrics"]) for line in lines if line["section"] != "time"
+    ]
     moments = tensors["optimizer"]["state"]
     flat = {f"{i}/{name}": value for i, state in moments.items() for name, value in state.items()}
     return {**tensors["policy"], **flat, "counters": counters}, metrics

@@ -1,6 +1,6 @@
-"""Ctrl-C in a real `amago-run train`, with workers for environments and for batches: what is left of it.
+"""Signals to a real `amago-run train`, with workers for environments and for batches: what is left of it.
 
-The interrupt goes to the whole process group, as a terminal sends it. Every process holds the program's output
+Every process holds the program's output
 open, so reading all of that returns when the last of them has ended.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from amago.experiment.checkpointer import Checkpointer, read_state
 from amago.hindsight import load_trajectory, trajectory_length
 
 pytestmark = pytest.mark.source_only
@@ -23,6 +24,7 @@ COMMAND = """
     --run-name run
 """
 FOREVER = "100000000"
+MANY = "1000000"  # the loader lists the batches of an epoch
 
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
@@ -50,21 +52,39 @@ def wait_until(condition: Callable[[], bool], program: "subprocess.Popen[str]") 
             program.wait(0.05)
 
 
-@pytest.mark.parametrize("moment", ["collecting", "learning"])
-def test_ctrl_c_writes_what_was_collected_and_leaves_no_process_and_no_traceback(moment, tmp_path):
-    steps, batches = (FOREVER, "1") if moment == "collecting" else ("50", FOREVER)
+# A signal from the keyboard or a cluster's scheduler goes to all processes of the run, or to its main one alone.
+SENDERS = {"group": os.killpg, "process": os.kill}
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "send"),
+    [
+        ("collecting", signal.SIGINT, "group"),
+        ("learning", signal.SIGINT, "group"),
+        ("learning", signal.SIGTERM, "group"),
+        ("collecting", signal.SIGUSR1, "group"),
+        ("learning", signal.SIGTERM, "process"),
+    ],
+)
+def test_a_signal_writes_what_was_collected_and_a_checkpoint_and_leaves_no_process(
+    moment, number, send, tmp_path
+):
+    steps, batches = (FOREVER, "1") if moment == "collecting" else ("50", MANY)
     program = start(tmp_path, "--timesteps-per-epoch", steps, "--batches-per-epoch", batches)
     # Episodes last 5 steps, so that all 4 * 50 steps are on disk when collecting has ended.
     wait_until(
         lambda: len(files(tmp_path)) >= 50 if moment == "collecting" else steps_in(tmp_path) == 200, program
     )
-    os.killpg(program.pid, signal.SIGINT)
-    out, err = program.communicate(timeout=60)
-    assert program.returncode == 130
-    assert err == ""
-    assert "The same command with --overwrite starts again." in " ".join(out.split())
-    assert "Traceback" not in out
+    SENDERS[send](program.pid, number)
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 128 + number, err
+    assert f"stopped by {number.name} in epoch 0" in err
+    assert "The same command with --resume continues the run." in " ".join(out.split())
+    assert "Traceback" not in out + err
     lengths = [len(load_trajectory(path)) for path in files(tmp_path)]
     # Every actor has made the same number of steps, and all of them are there.
     assert sum(lengths) % 4 == 0
     assert sum(lengths) == 200 or moment == "collecting"
+    state = read_state(Checkpointer(tmp_path / "run", "run").training_state(0))
+    assert state["counters"]["env_steps"] == sum(lengths)
+    assert state["unfinished_epoch"]["collected"] is (moment == "learning")

@@ -21,6 +21,7 @@ from amago.experiment.gin_config import (
     import_path,
 )
 from amago.experiment.run_json import read_run
+from amago.experiment.trusted import trusting
 from amago.nets.cnn import GridworldCNN, IMPALAishCNN
 from amago.nets.tstep_encoders import CNNTstepEncoder, MultiModalTstepEncoder
 
@@ -44,11 +45,13 @@ MakeExperiment = Callable[..., Experiment]
     ],
 )
 def test_values_are_restored_from_json(value: Any) -> None:
-    assert decode(json.loads(json.dumps(encode(value), allow_nan=False))) == value
+    with trusting("json"):
+        assert decode(json.loads(json.dumps(encode(value), allow_nan=False))) == value
 
 
 def test_a_partial_is_restored_from_json() -> None:
-    again = decode(json.loads(json.dumps(encode(functools.partial(json.dumps, [1], indent=1)))))
+    with trusting("json"):
+        again = decode(json.loads(json.dumps(encode(functools.partial(json.dumps, [1], indent=1)))))
     assert again() == json.dumps([1], indent=1)
 
 
@@ -137,7 +140,8 @@ def test_an_argument_that_run_json_lacks_must_be_passed(make_experiment: MakeExp
     record = read_run(experiment.run_dir)
     with pytest.raises(ValueError, match="make_train_env: a lambda"):
         record.experiment_arguments()
-    assert record.experiment_arguments(make_train_env=maker)["make_train_env"] is maker
+    with trusting(maker.__module__):
+        assert record.experiment_arguments(make_train_env=maker)["make_train_env"] is maker
 
 
 def test_a_gin_binding_that_run_json_lacks_must_be_bound(make_experiment: MakeExperiment) -> None:

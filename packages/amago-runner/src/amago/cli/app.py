@@ -71,6 +71,22 @@ def options(
     ] = False,
 ) -> None:
     """Train and evaluate reinforcement learning agents that adapt through memory."""
+def _trust(packages: list[str] | None) -> list[str] | None:
+    from amago.experiment.trusted import trust_only
+
+    trust_only(packages or ())
+    return packages
+
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        callback=_trust,
+        help="A package whose code a run folder may name, besides amago; repeatable.",
+        rich_help_panel=RUN,
+    ),
+]
 
 
 @app.command(cls=_Command, epilog="Later wins: defaults, options, --gin files from left to right, --set.")
@@ -112,6 +128,7 @@ def train(
     ] = False,
     gin: Gin = None,
     set_: Set = None,
+    trust: Trust = None,
 ) -> None:
     """Train an agent on [bold]ENV[/], a builtin environment or any Gymnasium id.
 
@@ -207,6 +224,7 @@ def evaluate(
     run_dir: RunDir = RUNS,
     gin: Gin = None,
     set_: Set = None,
+    trust: Trust = None,
 ) -> None:
     """Evaluate the policy of a [bold]RUN[/] on fresh episodes, without exploration.
 
@@ -291,6 +309,7 @@ def import_policy(
     run_dir: RunDir = RUNS,
     gin: Gin = None,
     set_: Set = None,
+    trust: Trust = None,
 ) -> None:
     """Make the weights in [bold]POLICY[/] the latest policy of [bold]RUN[/], to be evaluated with eval.
 

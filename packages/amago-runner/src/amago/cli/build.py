@@ -198,7 +198,10 @@ def bind_gin(
     with gin.unlock_config():
         gin.clear_config()
         if isinstance(base, RunRecord):
-            base.bind_gin()
+            try:
+                base.bind_gin()
+            except ValueError as error:
+                raise UsageProblem(str(error), "RUN") from error
         else:
             use_config(base, finalize=False)
     try:

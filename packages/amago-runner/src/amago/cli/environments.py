@@ -44,6 +44,11 @@ class EnvMaker:
     args: Mapping[str, Any] = field(default_factory=dict)
     num_envs: int = 1
 
+    @property
+    def module_to_import(self) -> str | None:
+        """The module that registers or defines the environment; None if its name has none."""
+        return self.name.rpartition(":")[0] or None
+
     def make(self) -> gymnasium.Env[Any, Any]:
         """A new environment; not wrapped for the agent, unless the catalog's class is an AMAGOEnv already."""
         entry = find_entry(self.name)

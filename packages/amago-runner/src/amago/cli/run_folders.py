@@ -85,8 +85,11 @@ def recorded_recipe(folder: Path) -> Recipe:
     """The recipe in the run's run.json.
 
     Raises:
-        UsageProblem: there is no run in `folder`, or one that was not started by this version of amago-run.
+        UsageProblem: there is no run in `folder`, or one that was not started by this version of amago-run, or its
+            environment is in a module that is not trusted.
     """
+    from amago.experiment.trusted import UntrustedNameError, require_trusted_module
+
     path = folder / RUN_FILE
     if not path.is_file():
         raise UsageProblem(f"there is no run in {folder}.", "--run-name")
@@ -95,6 +98,11 @@ def recorded_recipe(folder: Path) -> Recipe:
         remedy = "build its Experiment in your own script to evaluate or resume it."
         raise UsageProblem(f"{folder} was not trained by amago-run: {remedy}", "RUN")
     try:
-        return Recipe(**recipe)
+        recorded = Recipe(**recipe)
+        if module := str(recorded.env).rpartition(":")[0]:
+            require_trusted_module(module, recorded.env)
+        return recorded
     except TypeError as error:
         raise UsageProblem(f"{folder} was trained by another version of amago-run: {error}", "RUN") from error
+    except UntrustedNameError as error:
+        raise UsageProblem(str(error), "RUN") from error

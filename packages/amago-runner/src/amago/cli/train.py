@@ -37,7 +37,9 @@ from amago.experiment import Experiment
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_folder import PICTURE_FILE, SUMMARY_FILE
 from amago.experiment.run_json import read_run
+from amago.experiment.stop_signals import RunStopped
 from amago.experiment.summary import Summary
+from amago.experiment.trusted import trusting
 
 
 def train_run(
@@ -71,26 +73,29 @@ def train_run(
     if is_resumed:
         _require_resumable(folder)
     plan: RunPlan | None = None
-    if is_resumed and not has_recipe(folder):
-        experiment = _scripts_experiment(folder, changes, gin_files, assignments)
-    else:
-        plan = (
-            plan_recorded_run(_resumed_recipe(folder, changes, may_be_finished=resume == "auto"))
-            if is_resumed
-            else plan_run(changes)
-        )
-        bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
-        build_agent(plan)  # Fails before anything is written if a setting is wrong.
-        experiment = build_experiment(
-            plan,
-            folder,
-            resume=resume,
-            overwrite=overwrite,
-            log_to_wandb=log_to_wandb,
-            log_to_tensorboard=log_to_tensorboard,
-        )
-        if not is_resumed:
-            require_run_folder(folder)
+    # The module of an environment that the user names may be imported.
+    named = str(changes.get("env", "")).rpartition(":")[0]
+    with trusting(*[named] if named else []):
+        if is_resumed and not has_recipe(folder):
+            experiment = _scripts_experiment(folder, changes, gin_files, assignments)
+        else:
+            plan = (
+                plan_recorded_run(_resumed_recipe(folder, changes, may_be_finished=resume == "auto"))
+                if is_resumed
+                else plan_run(changes)
+            )
+            bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
+            build_agent(plan)  # Fails before anything is written if a setting is wrong.
+            experiment = build_experiment(
+                plan,
+                folder,
+                resume=resume,
+                overwrite=overwrite,
+                log_to_wandb=log_to_wandb,
+                log_to_tensorboard=log_to_tensorboard,
+            )
+            if not is_resumed:
+                require_run_folder(folder)
     try:
         experiment.check_loggers()
     except (ImportError, RuntimeError) as error:
@@ -174,6 +179,9 @@ def _learn_and_evaluate(experiment: Experiment, console: Console, plan: RunPlan 
         summary = experiment.write_summary(metrics, plan.recipe.eval_episodes)
         assert summary is not None
         return summary
+    except RunStopped:
+        console.print("The same command with --resume continues the run.")
+        raise
     except KeyboardInterrupt:
         console.print(
             "Stopped. The same command with --resume continues from the last checkpoint."

@@ -198,11 +198,13 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Inverse of `encode`.
+    """Inverse of `encode`, for parts of amago and what the user trusts, see `load_by_name`.
 
     Raises:
-        ValueError: a kind that `encode` does not write.
+        ValueError: a kind that `encode` does not write, or a name that is not trusted.
     """
+    from amago.experiment.trusted import load_by_name, require_trusted_module
+
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -216,11 +218,12 @@ def decode(value: Any) -> Any:
         return {decode(key): decode(item) for key, item in content}
     if kind == "partial":
         path, args, keywords = content
-        return functools.partial(resolve(path), *map(decode, args), **decode(keywords))
+        return functools.partial(load_by_name(path), *map(decode, args), **decode(keywords))
     if kind == "import":
-        return resolve(content)
+        return load_by_name(content)
     if kind == "gin":
         module, text = content
+        require_trusted_module(module, f"{module}:{text}")
         add_working_folder_to_path()
         import_module(module)  # registers the configurable that the text names
         return gin.config.parse_value(text)

@@ -38,6 +38,7 @@ from amago.experiment.gin_config import (
     import_path,
     parameters_of,
 )
+from amago.experiment.trusted import require_trusted_module
 from amago.nets.specs import ObsSpec, as_spec
 
 FORMAT_VERSION = 2
@@ -333,5 +334,8 @@ def _decode_argument(value: Any) -> Any:
     if isinstance(value, dict) and "object" in value:
         path, keywords = value["object"]
         cls = decode({"import": path})
-        return cls(**{name: decode(argument) for name, argument in keywords.items()})
+        made = cls(**{name: decode(argument) for name, argument in keywords.items()})
+        if (module := getattr(made, "module_to_import", None)) is not None:
+            require_trusted_module(module, made.name)
+        return made
     return decode(value)

@@ -139,8 +139,8 @@ def check_saved_optimizer(optimizer: Optimizer, state: Mapping[str, Any], source
         raise ValueError(f"{source} holds no state of an optimizer: {error!r}") from error
     if problems:
         raise ValueError(
-            f"the optimizer state in {source} does not fit: {'; '.join(problems[:5])}. Give the run the encoders, the "
-            "agent and the gin settings of the run that saved it, or load only the weights"
+            f"the optimizer state in {source} does not fit: {'; '.join(problems[:5])}. Give the run the encoders, "
+            "the agent and the gin settings of the run that saved it, or load only the weights"
         )
 
 
