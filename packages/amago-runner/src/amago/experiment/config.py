@@ -95,6 +95,7 @@ RANGES = {
     "dset_max_size": _Range(1, optional=True),
     "data_timeout": _Range(0, integer=False, infinite=True),
     "max_nonfinite_updates": _Range(1),
+    "max_policy_age": _Range(0, integer=False, infinite=True),
     "keep_checkpoints": _Range(1, optional=True),
 }
 
@@ -188,6 +189,7 @@ class ExperimentConfig:
         keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
         env_description: JSON-serializable description of the environment for `run.json`.
         log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
+        max_policy_age: Seconds without a new policy of the learner, after which a collector warns once.
     """
 
     run_name: str
@@ -251,6 +253,7 @@ class ExperimentConfig:
     keep_checkpoints: int | None = None
     env_description: Mapping[str, Any] | None = None
     log_to_tensorboard: bool = False
+    max_policy_age: float = 600.0
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""

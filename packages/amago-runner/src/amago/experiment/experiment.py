@@ -47,6 +47,14 @@ from amago.experiment.rollout import ActingPolicy
 from amago.experiment.run_json import write_config_text, write_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
 from amago.experiment.schedule import is_due
+from amago.experiment.shared_run import (
+    CollectorSlot,
+    LearnerWatch,
+    read_collected,
+    read_policy_progress,
+    write_policy_progress,
+)
+from amago.experiment.status import StatusWriter
 from amago.loading import BatchLoader, DiskTrajDataset
 from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, WandbTracker
 from amago.utils import amago_warning, get_constant_schedule_with_warmup, gin_as_wandb_config
@@ -76,6 +84,10 @@ class Experiment(ExperimentConfig):
         train_dloader: The loader of training batches.
         counters: Progress of the run.
         started: Whether `start()` has been called.
+        status: Writes the status file of this process.
+        slot: The number of this collector and its account of what it collects; None in other processes.
+        policy_epoch: Number of epochs that the learner had completed with the latest policy that this process has
+            written or read; None if it has not.
     """
 
     policy_aclr: torch.nn.Module
@@ -95,6 +107,13 @@ class Experiment(ExperimentConfig):
         self.counters = Counters()
         self.started = False
         self.metric_logger = MetricLogger()
+        self.status = StatusWriter()
+        self.slot: CollectorSlot | None = None
+        self.policy_epoch: int | None = None
+        self._watch: LearnerWatch | None = None
+        self._collector_index = 0
+        self._rounds = 0
+        self._evaluated_epoch: int | None = None
         self._printer = ProgressPrinter()
         self._closing = contextlib.ExitStack()
         self._batches_seen = 0
@@ -129,6 +148,7 @@ class Experiment(ExperimentConfig):
             self.started = True
             if resumed is not None:
                 self.load_checkpoint(resumed)
+            self._join_run()
             self.init_logger()
         except BaseException:
             self.close()
@@ -258,12 +278,14 @@ class Experiment(ExperimentConfig):
             NonFiniteUpdateError: too many consecutive updates were not finite.
         """
         self._require_started("learn()")
+        if self.role == "learner" and self.always_save_latest:
+            self._publish_policy(self.epoch)  # Collectors need not act with weights of their own until epoch 1.
         while self.epoch < self.epochs:
+            if self.always_load_latest:
+                self.follow_learner()
             epoch = self.epoch
             self._notify("on_epoch_start", epoch)
-            if self.always_load_latest:
-                self.read_latest_policy()
-            if is_due(epoch, self.val_interval):
+            if self._evaluates_in(epoch):
                 self.evaluate_val()
             if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > 0:
                 self.collect_new_training_data()
@@ -274,10 +296,23 @@ class Experiment(ExperimentConfig):
             if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
                 self.save_checkpoint()
             if self.always_save_latest:
-                self.write_latest_policy()
+                self._publish_policy(epoch + 1)
             self._notify("on_epoch_end", epoch)
             self.counters.epoch += 1
         self._notify("on_end")
+
+    def follow_learner(self) -> None:
+        """Loads the latest policy if it is a new one, and goes on to the learner's epoch.
+
+        Warns once if the policy is older than `max_policy_age` seconds.
+        """
+        if self._watch is None:
+            self._watch = LearnerWatch(self.run_dir, self.max_policy_age)
+        progress = self.processes.share(read_policy_progress(self.run_dir))
+        if self._watch.update(progress) or progress is None:
+            self.read_latest_policy()
+        if progress is not None and self.role == "collector":
+            self.counters.epoch = self.policy_epoch = progress.epoch
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -403,7 +438,10 @@ class Experiment(ExperimentConfig):
         }
         if section == "train":
             assert self.collector is not None
-            stats = self.collector.collect(self.epoch, **options)
+            # Several rounds of a collector may fall into one epoch of its learner.
+            key = self.epoch if self.slot is None else self._rounds
+            self._rounds += 1
+            stats = self.collector.collect(key, **options)
             self._count_env_steps()
             return self.collector.hidden_state, histories_from_stats(stats)
         if isinstance(envs, SplitVectorEnv):
@@ -444,10 +482,14 @@ class Experiment(ExperimentConfig):
         self._notify("on_metrics", key, metrics_dict)
 
     def x_axis_metrics(self) -> dict[str, Any]:
-        """Values of the x axes that metrics are logged over."""
+        """Values of the x axes that metrics are logged over; timesteps are those of all collectors together."""
+        env_steps, by_name = self.counters.env_steps, self.counters.env_steps_by_name
+        if self.slot is not None:
+            collected = read_collected(self.run_dir)
+            env_steps, by_name = collected.env_steps, collected.env_steps_by_name
         return {
-            "total_frames": self.counters.env_steps,
-            **{f"total_frames-{name}": steps for name, steps in self.counters.env_steps_by_name.items()},
+            "total_frames": env_steps,
+            **{f"total_frames-{name}": steps for name, steps in by_name.items()},
             "Epoch": self.counters.epoch,
             "gradient_steps": self.counters.gradient_steps,
         }
@@ -618,6 +660,14 @@ class Experiment(ExperimentConfig):
             self.collector.hidden_state = hidden_state
 
     @property
+    def role(self) -> str | None:
+        """What this process does for the run: "both", "learner" or "collector"; None if it does neither."""
+        learns = self.start_learning_at_epoch < self.epochs
+        if self.collects:
+            return "both" if learns else "collector"
+        return "learner" if learns else None
+
+    @property
     def _any_envs(self) -> VectorEnv | SplitVectorEnv:
         return self.val_envs if self.train_envs is None else self.train_envs
 
@@ -690,6 +740,43 @@ class Experiment(ExperimentConfig):
             self.log(metrics, "dataset")
         self.processes.wait()
 
+    def _join_run(self) -> None:
+        """Takes the number of a collector and announces this process in the run's folder."""
+        if self.role is None:
+            return
+        if self.processes.is_main:
+            if self.role == "collector":
+                self.slot = CollectorSlot(self.run_dir)
+                self._closing.callback(self.slot.release)
+                if self.processes.count == 1:
+                    self.slot.load_exploration(self)
+            index = 0 if self.slot is None else self.slot.index
+            self.status.open(self, self.role, index)
+            self._closing.callback(self.status.close)
+        self._collector_index = self.processes.share(0 if self.slot is None else self.slot.index)
+
+    def _publish_policy(self, epoch: int) -> None:
+        """Writes the latest policy, and tells collectors that it is the one after `epoch` epochs."""
+        self.write_latest_policy()
+        self.policy_epoch = epoch
+        if self.processes.is_main:
+            write_policy_progress(self.run_dir, epoch)
+
+    def _evaluates_in(self, epoch: int) -> bool:
+        """Whether to validate now: of several collectors only the first does, once in an epoch of the learner."""
+        if not is_due(epoch, self.val_interval) or self._collector_index > 0:
+            return False
+        is_repeated = self.role == "collector" and epoch == self._evaluated_epoch
+        self._evaluated_epoch = epoch
+        return not is_repeated
+
+    def _count_collected(self) -> None:
+        """Takes over the timesteps of all collectors; those of a learner that collected before are among them."""
+        collected = self.processes.share(read_collected(self.run_dir))
+        self.counters.env_steps = max(self.counters.env_steps, collected.env_steps)
+        if collected.env_steps_by_name:
+            self.counters.env_steps_by_name = collected.env_steps_by_name
+
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
@@ -705,6 +792,8 @@ class Experiment(ExperimentConfig):
                 )
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
+        if self.role == "learner":
+            self._count_collected()
         return True
 
     def _learn_epoch(self, epoch: int) -> None:
@@ -820,7 +909,10 @@ class Experiment(ExperimentConfig):
 
     def _all_callbacks(self) -> list[Callback]:
         prints = self.verbose and self.processes.is_main
-        return [*([self._printer] if prints else []), *self.callbacks]
+        own: list[Callback] = [self.status]
+        if self.slot is not None:
+            own.insert(0, self.slot)
+        return [*own, *([self._printer] if prints else []), *self.callbacks]
 
     def _require_started(self, what: str) -> None:
         if not self.started:
