@@ -59,10 +59,9 @@ class UpdateRatio(Callback):
         if self._unseen < self._room / 8 and time.monotonic() < self._next_look:
             return  # Looking after an eighth of the room lets eight collectors share it.
         self._unseen = 0
-        if self._look(experiment) <= 0:
-            experiment.slot.write(experiment)  # Otherwise the learner might wait for timesteps that it cannot see.
-            while self._look(experiment) <= 0:
-                self.wait(experiment, "waiting for learner")
+        experiment.slot.write(experiment)  # The learner must not wait for timesteps that it cannot see.
+        while self._look(experiment) <= 0:
+            self.wait(experiment, "waiting for learner")
         experiment.status.enter(experiment, "collecting")
 
     def _look(self, experiment: Experiment) -> float:

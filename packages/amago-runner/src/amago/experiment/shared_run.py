@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from amago.experiment.callbacks import Callback
 from amago.experiment.checkpointer import write_json
+from amago.hindsight import atomic_file
 from amago.utils import amago_warning
 
 if TYPE_CHECKING:
@@ -170,10 +171,10 @@ class CollectorSlot(Callback):
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
         if section == "train" and experiment.train_envs is not None:
             self._exploration = experiment.train_envs.exploration_state()
-            self.write(experiment)
+            self.write(experiment, fsync=True)
 
-    def write(self, experiment: Experiment) -> None:
-        """Writes what was collected up to now."""
+    def write(self, experiment: Experiment, *, fsync: bool = False) -> None:
+        """Writes what was collected up to now; with `fsync` it survives a power failure."""
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
         by_name = dict(self.earlier.env_steps_by_name)
         add_counts(by_name, experiment.counters.env_steps_by_name)
@@ -182,7 +183,8 @@ class CollectorSlot(Callback):
             env_steps_by_name=by_name,
             exploration=self._exploration,
         )
-        write_json(asdict(account), collected_file(self._run_dir, self.index), indent=None)
+        with atomic_file(collected_file(self._run_dir, self.index), fsync=fsync) as file:
+            file.write(json.dumps(asdict(account)).encode())
 
     def load_exploration(self, experiment: Experiment) -> None:
         """Lets the environments continue the exploration of the session before."""
@@ -199,9 +201,12 @@ class CollectorSlot(Callback):
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """The contents of a file that another process replaces atomically; None if there is none."""
+    """The contents of a file that another process replaces atomically; None if there is none.
+
+    A file that a power failure left empty counts as none.
+    """
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text() or "null")
     except FileNotFoundError:
         return None
     return content

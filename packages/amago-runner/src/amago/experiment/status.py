@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amago.experiment.callbacks import Callback
-from amago.experiment.checkpointer import write_json
 from amago.experiment.shared_run import finite_or_none
+from amago.hindsight import atomic_file
 
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
@@ -46,6 +46,13 @@ def read_status(run_dir: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):  # the process ended
             found.append(json.loads(path.read_text()))
     return sorted(found, key=lambda status: (status["role"] == "collector", status["index"]))
+
+
+def write_status(status: Mapping[str, Any], path: Path) -> None:
+    """Writes a status file atomically; creates the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path, fsync=False) as file:
+        file.write(json.dumps(status, allow_nan=False).encode())
 
 
 class StatusWriter(Callback):
@@ -91,7 +98,7 @@ class StatusWriter(Callback):
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
         # A full disk is reported by those who write what matters.
         with contextlib.suppress(OSError):
-            write_json(self._status(experiment), self._path, indent=None)
+            write_status(self._status(experiment), self._path)
 
     def on_rollout_start(self, experiment: Experiment, section: str, total_steps: int | None) -> None:
         self.enter(experiment, "collecting" if section == "train" else "evaluating")
