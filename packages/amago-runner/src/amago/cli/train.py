@@ -25,7 +25,9 @@ from amago.cli.progress import TrainingProgress
 from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe
 from amago.cli.report import SUMMARY_FILE, Summary, mean_return, show_summary, success_by_attempt
 from amago.cli.run_folders import prepare_folder, recorded_recipe
-from amago.experiment import Experiment
+from amago.cli.separate import holds_only_collected_data
+from amago.cli_utils import switch_async_mode
+from amago.experiment import Callback, Experiment
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_json import installed_versions, read_run
 
@@ -40,6 +42,8 @@ def train_run(
     overwrite: bool,
     log_to_wandb: bool,
     console: Console,
+    only_learn: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Summary:
     """Trains a run, then evaluates it, and writes and prints its summary.
 
@@ -50,6 +54,8 @@ def train_run(
         resume: continue the run in `folder`.
         overwrite: replace the run in `folder`.
         log_to_wandb: log to Weights & Biases as well.
+        only_learn: learn from what collectors in other processes collect.
+        callbacks: further callbacks of the Experiment.
 
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
@@ -59,9 +65,11 @@ def train_run(
     build_agent(plan)  # Fails before anything is written if a setting is wrong.
     progress = TrainingProgress(console, plan.recipe.epochs)
     experiment = build_experiment(
-        plan, folder, resume=resume, log_to_wandb=log_to_wandb, callbacks=[progress]
+        plan, folder, resume=resume, log_to_wandb=log_to_wandb, callbacks=[progress, *callbacks]
     )
-    if not resume:
+    if only_learn:
+        switch_async_mode(experiment, "learn")
+    if not resume and not (only_learn and holds_only_collected_data(folder) and not overwrite):
         prepare_folder(folder, overwrite=overwrite)
     _announce(console, plan.recipe, folder)
     with limited_threads(plan.recipe.threads):
