@@ -73,21 +73,29 @@ def launch_run(
         "assignments": list(assignments),
     }
     learner = command(
-        *("learner", folder, ratio),
+        *("learner", folder.resolve(), ratio),
         **{**settings, "resume": resume, "overwrite": False, "log_to_wandb": log_to_wandb, "only_learn": True},
     )
     launch: Launch
     tell: Callable[[str], None] = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
     if cluster:
-        from amago.cli.launch_cluster import cluster_launch
+        from amago.cli.launch_process import ClusterCollectorMaker, ClusterLearner
+        from amago.distributed.cluster import ClusterLaunch
 
-        launch = cluster_launch(
-            plan.recipe, folder, learner, collectors=collectors, ratio=ratio, address=address, tell=tell
+        launch = ClusterLaunch(
+            ClusterLearner(learner[-1], folder.resolve()),
+            ClusterCollectorMaker(folder.resolve()),
+            folder=folder.resolve(),
+            collectors=collectors,
+            ratio=ratio,
+            round_steps=plan.recipe.actors * plan.recipe.timesteps_per_epoch,
+            address=address,
+            tell=tell,
         )
     else:
         launch = LocalLaunch(
             learner,
-            command("collector", folder, ratio, **settings),
+            command("collector", folder.resolve(), ratio, **settings),
             collectors=collectors,
             log_dir=folder / "logs",
             tell=tell,
@@ -111,12 +119,11 @@ def watch_launch(launch: Launch, table: LaunchTable, console: Console) -> int:
         launch.start()
         if live is not None:
             live.start()
-        while (status := launch.poll()) is None:
+        while (status := launch.poll(_POLL_SECONDS)) is None:
             if live is not None:
                 live.update(table.render(), refresh=True)
             elif (line := table.line_if_due()) is not None:
                 console.print(line, highlight=False, soft_wrap=True)
-            time.sleep(_POLL_SECONDS)
         return status
     except KeyboardInterrupt:
         if live is not None:

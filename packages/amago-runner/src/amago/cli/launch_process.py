@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from amago.cli.separate import collect_run
+from amago.cli.run_folders import RUN_FILE
+from amago.cli.separate import build_collector, collect_run, plan_collector
 from amago.cli.train import train_run
 from amago.distributed.ratio import UpdateRatio
 from amago.experiment import Callback, Experiment
@@ -69,6 +73,52 @@ def main(spec: dict[str, Any]) -> None:
     spec["gin_files"] = [Path(path) for path in spec["gin_files"]]
     run: Any = collect_run if role == "collector" else train_run
     run(folder, callbacks=callbacks, console=Console(width=100), **spec)
+
+
+@dataclass(frozen=True)
+class ClusterLearner:
+    """Runs the learner of a spec in an actor of the cluster; its output goes to `logs/learner.log`.
+
+    Args:
+        spec: the JSON of `command`.
+        folder: the run's folder, on the actor's node.
+    """
+
+    spec: str
+    folder: Path
+
+    def __call__(self) -> None:
+        (self.folder / "logs").mkdir(exist_ok=True)
+        with (self.folder / "logs" / "learner.log").open("a", buffering=1) as log:
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                try:
+                    main(json.loads(self.spec))
+                except BaseException:
+                    traceback.print_exc()
+                    raise
+
+
+@dataclass(frozen=True)
+class ClusterCollectorMaker:
+    """Makes the collecting Experiment of a run on another node, from what its run.json says.
+
+    Args:
+        folder: the run's folder, on the learner's node.
+    """
+
+    folder: Path
+
+    def record(self) -> str:
+        """What nodes need to know of the run; called on the learner's node."""
+        return (self.folder / RUN_FILE).read_text()
+
+    def __call__(self, record: str, folder: Path) -> Experiment:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN_FILE).write_text(record)
+        experiment = build_collector(plan_collector(folder, {}), folder)
+        # Actors have threads of their own, so their environments' workers must not be forked from them.
+        experiment.async_env_mp_context = experiment.async_env_mp_context or "forkserver"
+        return experiment
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class Launch(Protocol):
     def start(self) -> None:
         """Starts all of them."""
 
-    def poll(self) -> int | None:
-        """Restarts what has to be; the exit status once the launch is over, None before."""
+    def poll(self, seconds: float) -> int | None:
+        """Takes care of all for `seconds`; the exit status once the launch is over, None before."""
 
     def stop(self) -> None:
         """Ends all of them; may be called more than once."""
@@ -93,8 +93,8 @@ class LocalLaunch:
             log = self._log_dir / f"{name}.log"
             self._members[name] = _Member(name, command, log, self._popen(command, log))
 
-    def poll(self) -> int | None:
-        """Restarts dead collectors; the exit status once the launch is over, None before."""
+    def poll(self, seconds: float) -> int | None:
+        """Restarts dead collectors, then waits; the exit status once the launch is over, None before."""
         for member in list(self._members.values()):
             status = member.process.poll()
             if status is None:
@@ -107,6 +107,7 @@ class LocalLaunch:
         if len(self._members) == 1:
             self._tell("No collector is left.")
             return 1
+        time.sleep(seconds)
         return None
 
     def stop(self) -> None:

@@ -299,6 +299,8 @@ class Experiment(ExperimentConfig):
                 self._publish_policy(epoch + 1)
             self._notify("on_epoch_end", epoch)
             self.counters.epoch += 1
+        if self.role == "learner":
+            self._count_collected()
         self._notify("on_end")
 
     def follow_learner(self) -> None:
@@ -313,6 +315,13 @@ class Experiment(ExperimentConfig):
             self.read_latest_policy()
         if progress is not None and self.role == "collector":
             self.counters.epoch = self.policy_epoch = progress.epoch
+
+    def collect_round(self) -> None:
+        """One round of a collector: takes the learner's latest policy, evaluates if that is due, and collects."""
+        self.follow_learner()
+        if self._evaluates_in(self.epoch):
+            self.evaluate_val()
+        self.collect_new_training_data()
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""

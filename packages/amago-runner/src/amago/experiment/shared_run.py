@@ -112,9 +112,17 @@ class Collected:
     exploration: list[Any] = field(default_factory=list)
 
 
-def collected_file(run_dir: Path, index: int) -> Path:
+def collected_file(run_dir: Path, index: int | str) -> Path:
     """The file in which collector `index` keeps what it has collected."""
     return run_dir / "collectors" / f"{index}.json"
+
+
+def write_collected(account: Collected, run_dir: Path, index: int | str, *, fsync: bool = False) -> None:
+    """Writes the account of collector `index`; with `fsync` it survives a power failure."""
+    path = collected_file(run_dir, index)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path, fsync=fsync) as file:
+        file.write(json.dumps(asdict(account)).encode())
 
 
 def read_collected(run_dir: Path) -> Collected:
@@ -176,15 +184,17 @@ class CollectorSlot(Callback):
     def write(self, experiment: Experiment, *, fsync: bool = False) -> None:
         """Writes what was collected up to now; with `fsync` it survives a power failure."""
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
+        write_collected(self.account(experiment), self._run_dir, self.index, fsync=fsync)
+
+    def account(self, experiment: Experiment) -> Collected:
+        """What was collected up to now under this number."""
         by_name = dict(self.earlier.env_steps_by_name)
         add_counts(by_name, experiment.counters.env_steps_by_name)
-        account = Collected(
+        return Collected(
             env_steps=self.earlier.env_steps + experiment.counters.env_steps,
             env_steps_by_name=by_name,
             exploration=self._exploration,
         )
-        with atomic_file(collected_file(self._run_dir, self.index), fsync=fsync) as file:
-            file.write(json.dumps(asdict(account)).encode())
 
     def load_exploration(self, experiment: Experiment) -> None:
         """Lets the environments continue the exploration of the session before."""
