@@ -61,7 +61,9 @@ def test_a_collectors_epoch_follows_the_learners(make_experiment: MakeExperiment
 def test_collectors_of_one_seed_collect_different_data(make_experiment: MakeExperiment) -> None:
     observed = []
     for _ in range(2):
-        collector = switch_async_mode(make_experiment(callbacks=[Rounds(1)], val_interval=None, seed=7), "collect")
+        collector = switch_async_mode(
+            make_experiment(callbacks=[Rounds(1)], val_interval=None, seed=7), "collect"
+        )
         collect(collector)
         assert collector.collector is not None
         observed.append(collector.streams.env_seed(0))
@@ -218,7 +220,9 @@ def test_the_faster_side_waits_for_the_ratio_that_was_asked_for(
     collectors = []
     for _ in range(2):
         callbacks = [UpdateRatio(ratio), EndWhen(ended)]
-        collectors.append(switch_async_mode(make_experiment(callbacks=callbacks, val_interval=None), "collect"))
+        collectors.append(
+            switch_async_mode(make_experiment(callbacks=callbacks, val_interval=None), "collect")
+        )
         collectors[-1].start()
     steps: list[int] = []
 

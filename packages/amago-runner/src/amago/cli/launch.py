@@ -74,10 +74,18 @@ def launch_run(
     }
     learner = command(
         *("learner", folder.resolve(), ratio),
-        **{**settings, "resume": resume, "overwrite": False, "log_to_wandb": log_to_wandb, "only_learn": True},
+        **{
+            **settings,
+            "resume": resume,
+            "overwrite": False,
+            "log_to_wandb": log_to_wandb,
+            "only_learn": True,
+        },
     )
     launch: Launch
-    tell: Callable[[str], None] = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+    tell: Callable[[str], None] = lambda text: console.print(
+        text, highlight=False, markup=False, soft_wrap=True
+    )
     if cluster:
         from amago.cli.launch_process import ClusterCollectorMaker, ClusterLearner
         from amago.distributed.cluster import ClusterLaunch
@@ -209,7 +217,11 @@ class LaunchTable:
             table.add_column(heading, justify="right", no_wrap=True)
         for status in total["statuses"]:
             is_learner = status["role"] == "learner"
-            behind = "" if is_learner or status["policy_epoch"] is None else status["policy_epoch"] - total["epoch"]
+            behind = (
+                ""
+                if is_learner or status["policy_epoch"] is None
+                else status["policy_epoch"] - total["epoch"]
+            )
             table.add_row(
                 "learner" if is_learner else f"collector {status['index']}",
                 status["phase"],

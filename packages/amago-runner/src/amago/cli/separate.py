@@ -70,7 +70,9 @@ def plan_collector(
     for setting in set(FIXED_WHEN_RESUMED) - _OWN_SETTINGS:
         old, new = getattr(recorded, setting), getattr(wanted, setting)
         if new != old:
-            raise UsageProblem(f"the learner has {old!r}, so a collector cannot have {new!r}.", option_name(setting))
+            raise UsageProblem(
+                f"the learner has {old!r}, so a collector cannot have {new!r}.", option_name(setting)
+            )
     bind_gin(read_run(folder), gin_files, assignments)
     return plan_recorded_run(wanted)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -117,7 +118,9 @@ class CollectorActor:
         assert slot is not None
         status = read_status(self._folder)
         return Round(
-            files=self._take_files(), account=slot.account(self._experiment), metrics=self._take_metrics(),
+            files=self._take_files(),
+            account=slot.account(self._experiment),
+            metrics=self._take_metrics(),
             status=status[0] if status else None,
         )
 
@@ -189,6 +192,8 @@ class ClusterLaunch:
         ratio: float | None = None,
         address: str | None = None,
     ) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS")
+        self._temporary = None if self._address else _folder_of_local_cluster()
         self._ray = import_ray()
         self._learn, self._make_collector = learn, make_collector
         self._folder = folder
@@ -196,8 +201,6 @@ class ClusterLaunch:
         self._round_steps = round_steps
         self._tell = tell
         self._ratio = ratio
-        self._address = address or os.environ.get("RAY_ADDRESS")
-        self._temporary: str | None = None
         self._learner: Any = None
         self._learner_pid = 0
         self._done: Any = None
@@ -209,14 +212,10 @@ class ClusterLaunch:
 
     def start(self) -> None:
         """Connects to the cluster and starts the learner; collectors start once it has written run.json."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
-        if self._address is None:
-            self._temporary = tempfile.mkdtemp(prefix="ray-")
-            options |= {"num_cpus": self._count + 1, "_temp_dir": self._temporary}
-        else:
-            options = {"address": self._address, "log_to_driver": False}
-        self._ray.init(**options)
+        options: dict[str, Any] = {"address": self._address}
+        if self._temporary is not None:
+            options = {"num_cpus": self._count + 1, "include_dashboard": False, "_temp_dir": self._temporary}
+        self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
         here = self._ray.get_runtime_context().get_node_id()
         on_this_node = scheduling.NodeAffinitySchedulingStrategy(here, soft=False)
@@ -351,6 +350,19 @@ class ClusterLaunch:
             self._tell(f"The learner ended with {type(error).__name__}.\n{lines}")
             return 1
         return 0
+
+
+def _folder_of_local_cluster() -> str:
+    """A temporary folder for all that a cluster on this machine writes, its token included."""
+    folder = tempfile.mkdtemp(prefix="ray-")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        # Otherwise Ray would write a token to the home folder.
+        token = Path(folder) / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+    return folder
 
 
 def import_ray() -> Any:

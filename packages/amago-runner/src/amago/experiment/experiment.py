@@ -279,7 +279,9 @@ class Experiment(ExperimentConfig):
         """
         self._require_started("learn()")
         if self.role == "learner" and self.always_save_latest:
-            self._publish_policy(self.epoch)  # Collectors need not act with weights of their own until epoch 1.
+            self._publish_policy(
+                self.epoch
+            )  # Collectors need not act with weights of their own until epoch 1.
         while self.epoch < self.epochs:
             if self.always_load_latest:
                 self.follow_learner()
