@@ -1,4 +1,4 @@
-"""`amago-run launch` and `train --mode`: real processes on one run folder, killed, restarted and ended together."""
+"""`amago-run launch` and `train --mode`: processes on one run folder, killed, restarted and ended together."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_launch_trains_restarts_a_killed_collector_and_holds_the_ratio(tmp_path:
     assert "ratio" in printed
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["gradient_steps"] == 60
-    # One round of 100 timesteps ahead, and those that were not yet seen when the learner was waiting for its first.
+    # The learner is never ahead; collectors are, by a round and by what they collected before the first update.
     assert 60 / summary["env_steps"] <= 0.02 * 1.01
     assert not (folder / "status").exists()
     assert sorted(path.name for path in (folder / "logs").iterdir()) == [
@@ -198,10 +198,13 @@ def test_a_collector_refuses_another_network_than_the_learners(tmp_path: Path) -
 
 def test_the_table_sums_over_processes(tmp_path: Path) -> None:
     def write(role: str, index: int, **figures: Any) -> None:
+        keys = ("env_steps", "gradient_steps", "steps_per_second", "updates_per_second")
         status = {
-            **{"role": role, "index": index, "phase": "learning", "epoch": 3, "epochs": 10, "env_steps": 0},
-            **{"gradient_steps": 0, "steps_per_second": 0.0, "updates_per_second": 0.0, "policy_epoch": 2},
-            **{"buffer_files": None, "return": None, "time": time.time(), **figures},
+            **dict.fromkeys(keys, 0),
+            **dict.fromkeys(("buffer_files", "return")),
+            **{"role": role, "index": index, "phase": "learning", "epoch": 3, "epochs": 10},
+            "policy_epoch": 2,
+            **figures,
         }
         path = tmp_path / "status" / f"{role}-{index}.json"
         path.parent.mkdir(exist_ok=True)

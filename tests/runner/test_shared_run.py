@@ -86,7 +86,7 @@ def test_rounds_within_one_epoch_of_the_learner_have_their_own_random_actions(
         keys.append(key)
         return acting(key)
 
-    collector.streams.acting = note  # type: ignore[method-assign]
+    collector.streams.acting = note  # type: ignore[method-assign,assignment]
     with pytest.raises(Enough):
         collector.learn()
     assert keys == [0, 1, 2]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -83,9 +84,7 @@ def launch_run(
         },
     )
     launch: Launch
-    tell: Callable[[str], None] = lambda text: console.print(
-        text, highlight=False, markup=False, soft_wrap=True
-    )
+    tell = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     if cluster:
         from amago.cli.launch_process import ClusterCollectorMaker, ClusterLearner
         from amago.distributed.cluster import ClusterLaunch
@@ -217,11 +216,8 @@ class LaunchTable:
             table.add_column(heading, justify="right", no_wrap=True)
         for status in total["statuses"]:
             is_learner = status["role"] == "learner"
-            behind = (
-                ""
-                if is_learner or status["policy_epoch"] is None
-                else status["policy_epoch"] - total["epoch"]
-            )
+            has_policy = not is_learner and status["policy_epoch"] is not None
+            behind = status["policy_epoch"] - total["epoch"] if has_policy else ""
             table.add_row(
                 "learner" if is_learner else f"collector {status['index']}",
                 status["phase"],

@@ -89,13 +89,16 @@ class ClusterLearner:
 
     def __call__(self) -> None:
         (self.folder / "logs").mkdir(exist_ok=True)
-        with (self.folder / "logs" / "learner.log").open("a", buffering=1) as log:
-            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-                try:
-                    main(json.loads(self.spec))
-                except BaseException:
-                    traceback.print_exc()
-                    raise
+        with (
+            (self.folder / "logs" / "learner.log").open("a", buffering=1) as log,
+            contextlib.redirect_stdout(log),
+            contextlib.redirect_stderr(log),
+        ):
+            try:
+                main(json.loads(self.spec))
+            except BaseException:
+                traceback.print_exc()
+                raise
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Collecting and learning in separate processes: the collector of a run, and how both are told what to do.
 
-The learner is `train_run` with mode "learn". A collector takes its settings from the run's run.json once the learner
-has written it, and from its own options before.
+The learner is `train_run` with mode "learn". A collector takes its settings from run.json once the learner has
+written it, and from its own options before.
 """
 
 from __future__ import annotations

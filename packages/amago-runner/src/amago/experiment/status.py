@@ -56,7 +56,7 @@ def write_status(status: Mapping[str, Any], path: Path) -> None:
 
 
 class StatusWriter(Callback):
-    """Writes the status file of this process; every Experiment has one, which is active between `open` and `close`.
+    """Writes the status file of this process between `open` and `close`; every Experiment has one.
 
     Attributes:
         phase: What the process does: "starting", "collecting", "evaluating", "learning", "waiting for data",
