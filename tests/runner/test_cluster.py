@@ -115,7 +115,7 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
         assert (
             poll_until(launch, lambda: len(read_status(folder)) == 4) is None
         )  # learner and three collectors
-        before = read_collected(folder).env_steps
+        before = {index: account_of(folder, index) for index in range(3)}
         files = set(os.listdir(folder / "buffer" / "fifo"))
         cluster.remove_node(nodes[0], allow_graceful=False)
         assert poll_until(launch, lambda: bool(told)) is None
@@ -123,7 +123,7 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
         # Nothing that was delivered is lost, and all three collect again on the node that is left.
         assert files <= set(os.listdir(folder / "buffer" / "fifo"))
         accounts = {index: account_of(folder, index) for index in range(3)}
-        assert sum(accounts.values()) >= before
+        assert all(accounts[index] >= before[index] for index in range(3)), (before, accounts, told)
         status = poll_until(launch, lambda: False)
         assert status == 0, told
         collectors_that_went_on = sum(account_of(folder, index) > accounts[index] for index in range(3))
@@ -132,9 +132,11 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
         launch.stop()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["gradient_steps"] == 300
-    assert summary["env_steps"] == read_collected(folder).env_steps
+    collected = read_collected(folder).env_steps
+    assert 0 < summary["env_steps"] <= collected  # collectors go on during the last evaluation
     trajectories = list((folder / "buffer" / "fifo").iterdir())
-    assert sum(len(load_trajectory(path)) for path in trajectories) <= summary["env_steps"]
+    # Whole, and none twice; episodes that were running in the end are missing.
+    assert 0.5 * collected < sum(len(load_trajectory(path)) for path in trajectories) <= collected
     assert not (folder / "status").exists()
 
 

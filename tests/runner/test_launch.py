@@ -198,14 +198,10 @@ def test_a_collector_refuses_another_network_than_the_learners(tmp_path: Path) -
 
 def test_the_table_sums_over_processes(tmp_path: Path) -> None:
     def write(role: str, index: int, **figures: Any) -> None:
-        keys = ("env_steps", "gradient_steps", "steps_per_second", "updates_per_second")
-        status = {
-            **dict.fromkeys(keys, 0),
-            **dict.fromkeys(("buffer_files", "return")),
-            **{"role": role, "index": index, "phase": "learning", "epoch": 3, "epochs": 10},
-            "policy_epoch": 2,
-            **figures,
-        }
+        shared = {"phase": "learning", "epoch": 3, "epochs": 10, "policy_epoch": 2, "env_steps": 0}
+        rates = {"gradient_steps": 0, "steps_per_second": 0.0, "updates_per_second": 0.0}
+        rest = {"role": role, "index": index, "buffer_files": None, "return": None}
+        status = shared | rates | rest | figures
         path = tmp_path / "status" / f"{role}-{index}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(status))
