@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from amago.cli.launch import LaunchTable
+from amago.cli.launch import LaunchTable, launch_run
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
 from amago.cli.separate import plan_collector
@@ -151,6 +151,50 @@ def test_all_processes_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
         pids = members(folder).values()
         process.kill()
     wait_until(lambda: not any(is_running(pid) for pid in pids), lambda: read_status(folder))
+
+
+@pytest.mark.slow
+def test_collectors_that_wait_for_a_dead_learner_end_with_the_launch(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("--epochs", "100000", "--ratio", "100")
+    with subprocess.Popen(
+        launch_command(tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        wait_until(lambda: waiting(folder) == 2 or process.poll() is not None)
+        pids = members(folder)
+        os.kill(pids["learner-0"], signal.SIGKILL)
+        printed, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1, printed
+    assert "The learner ended with signal SIGKILL." in printed
+    assert "is killed" not in printed  # nobody had to be
+    assert not any(is_running(pid) for pid in pids.values())
+
+
+def test_a_cluster_without_ray_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageProblem, match=r"pip install 'amago-runner\[ray\]'"):
+        launch_run(
+            tmp_path / "run",
+            {"env": "CartPole-v1"},
+            gin_files=(),
+            assignments=(),
+            resume=False,
+            overwrite=False,
+            log_to_wandb=False,
+            collectors=1,
+            ratio=None,
+            cluster=True,
+            address=None,
+            console=Console(),
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def waiting(folder: Path) -> int:
+    """Number of collectors that wait for the learner."""
+    return sum(each["phase"] == "waiting for learner" for each in read_status(folder))
 
 
 def is_running(pid: int) -> bool:

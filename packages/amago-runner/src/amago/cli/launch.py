@@ -61,6 +61,8 @@ def launch_run(
     """
     if ratio is not None and not ratio > 0:
         raise UsageProblem(f"{ratio} is not above 0.", "--ratio")
+    if cluster:
+        _require_ray()
     plan = plan_recorded_run(recorded_recipe(folder)) if resume else plan_run(changes)
     bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
     build_agent(plan)  # A wrong setting ends here, and not in every process.
@@ -112,10 +114,22 @@ def launch_run(
         f"{plan.recipe.actors} actors each, {plan.recipe.epochs} epochs. Run folder: {folder}",
         highlight=False,
     )
-    status = watch_launch(launch, LaunchTable(folder, ratio, plan.recipe.epochs), console)
+    try:
+        status = watch_launch(launch, LaunchTable(folder, ratio, plan.recipe.epochs), console)
+    except ConnectionError as error:
+        raise UsageProblem(f"there is no Ray cluster at {address}: {error}", "--address") from error
     if status == 0:
         show_summary(console, Summary.load(folder), folder, folder / PICTURE_FILE)
     return status
+
+
+def _require_ray() -> None:
+    from amago.distributed.cluster import import_ray
+
+    try:
+        import_ray()
+    except ImportError as error:
+        raise UsageProblem(str(error), "--cluster") from error
 
 
 def watch_launch(launch: Launch, table: LaunchTable, console: Console) -> int:

@@ -45,7 +45,9 @@ class UpdateRatio(Callback):
         if experiment.role != "learner":
             return
         # What was read last is enough until the learner has caught up with it.
-        while experiment.counters.gradient_steps >= self.ratio * self._collected:
+        while (
+            experiment.counters.gradient_steps >= self.ratio * self._collected and not experiment.interrupted
+        ):
             collected = read_collected(experiment.run_dir).env_steps
             if collected == self._collected:
                 self.wait(experiment, "waiting for collectors")
@@ -60,7 +62,7 @@ class UpdateRatio(Callback):
             return  # Looking after an eighth of the room lets eight collectors share it.
         self._unseen = 0
         experiment.slot.write(experiment)  # The learner must not wait for timesteps that it cannot see.
-        while self._look(experiment) <= 0:
+        while self._look(experiment) <= 0 and not experiment.interrupted:
             self.wait(experiment, "waiting for learner")
         experiment.status.enter(experiment, "collecting")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -677,6 +678,11 @@ class Experiment(ExperimentConfig):
         if self.collects:
             return "both" if learns else "collector"
         return "learner" if learns else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C waits for the running step to be recorded; a callback that waits has to return then."""
+        return bool(getattr(signal.getsignal(signal.SIGINT), "pending", False))
 
     @property
     def _any_envs(self) -> VectorEnv | SplitVectorEnv:
