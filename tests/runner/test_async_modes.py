@@ -17,13 +17,15 @@ class Enough(Exception):
 
 
 class StopAfter(Callback):
-    """Stops a run at the end of an epoch."""
+    """Stops a run after some rounds, and notes in which epoch each of them was."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.epochs: list[int] = []
 
     def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
-        if epoch >= self.epoch:
+        self.epochs.append(epoch)
+        if len(self.epochs) % self.rounds == 0:
             raise Enough
 
 
@@ -50,7 +52,7 @@ def collect(collector: Experiment) -> None:
 
 @pytest.fixture
 def collector(make_experiment: MakeExperiment) -> Experiment:
-    experiment = make_experiment(callbacks=[StopAfter(2)], val_interval=None)
+    experiment = make_experiment(callbacks=[StopAfter(3)], val_interval=None)
     return switch_async_mode(experiment, "collect")
 
 
@@ -64,15 +66,16 @@ def test_a_learner_waits_for_data_within_its_first_epoch(
     learner.learn()
     assert watcher.epochs_begun == [0, 1]
     assert learner.counters.gradient_steps == 2 * learner.train_batches_per_epoch
-    assert learner.counters.env_steps == 0
+    assert learner.counters.env_steps == collector.counters.env_steps == 3 * 60
+    assert learner.counters.env_steps_by_name == {"memory": 3 * 60}
 
 
 @pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
 def test_a_collector_saves_only_trajectories_and_metrics(collector: Experiment) -> None:
     collect(collector)
     assert collector.counters.env_steps == 3 * 60
-    assert collector.counters.epoch == 2
-    assert {path.name for path in collector.run_dir.iterdir()} == {"metrics.jsonl"}
+    collector.close()
+    assert {path.name for path in collector.run_dir.iterdir()} == {"metrics.jsonl", "collectors"}
     assert len(list(collector.dataset.save_new_trajs_to.iterdir())) > 0
 
 

@@ -90,6 +90,7 @@ def test_counters_and_learning_rate_follow_the_updates(
 
 def test_a_run_writes_the_documented_files(make_experiment: MakeExperiment) -> None:
     experiment = run(make_experiment(epochs=1))
+    experiment.close()
     files = {str(p.relative_to(experiment.run_dir)) for p in experiment.run_dir.rglob("*") if p.is_file()}
     assert files == {
         "config.txt",
@@ -100,6 +101,7 @@ def test_a_run_writes_the_documented_files(make_experiment: MakeExperiment) -> N
         "run.lock",
         "run.holder.json",
         "ckpts/latest/policy.pt",
+        "ckpts/latest/progress.json",
         "ckpts/policy_weights/policy_epoch_0.pt",
         "ckpts/training_states/run_epoch_0/policy.pt",
         "ckpts/training_states/run_epoch_0/lr_schedule.pt",

@@ -5,6 +5,7 @@ Each command imports its implementation when it runs, so `--help` does not wait 
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +72,8 @@ def options(
     ] = False,
 ) -> None:
     """Train and evaluate reinforcement learning agents that adapt through memory."""
+
+
 def _trust(packages: list[str] | None) -> list[str] | None:
     from amago.experiment.trusted import trust_only
 
@@ -87,6 +90,14 @@ Trust = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+
+
+class Mode(str, Enum):
+    """What a process does for its run."""
+
+    both = "both"
+    collect = "collect"
+    learn = "learn"
 
 
 @app.command(cls=_Command, epilog="Later wins: defaults, options, --gin files from left to right, --set.")
@@ -126,6 +137,10 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
     ] = False,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="Only collect or only learn, beside other processes on NAME.", rich_help_panel=RUN),
+    ] = Mode.both,
     gin: Gin = None,
     set_: Set = None,
     trust: Trust = None,
@@ -139,11 +154,93 @@ def train(
     from one attempt to the next. Checkpoints, metrics, the summary and the
     learning curve of a run are in [bold]runs/NAME[/].
     """
-    from amago.cli.train import train_run
-
+    folder = run_dir / (run_name or default_run_name(env))
+    if env is not None:
+        changes["env"] = env
     if resume + auto_resume + overwrite > 1:
         raise UsageProblem("give one of --resume, --auto-resume and --overwrite.", "--resume")
+    settings: dict[str, Any] = {"gin_files": gin or (), "assignments": set_ or (), "log_to_wandb": wandb}
+    if mode is Mode.collect:
+        from amago.cli.separate import collect_run
+
+        collect_run(folder, changes, console=Console(), **settings)
+        return
+    from amago.cli.train import train_run
+
     train_run(
+        folder,
+        changes,
+        resume="auto" if auto_resume else resume,
+        overwrite=overwrite,
+        log_to_tensorboard=tensorboard,
+        only_learn=mode is Mode.learn,
+        console=Console(),
+        **settings,
+    )
+
+
+@app.command(cls=_Command)
+@recipe_options
+def launch(
+    changes: dict[str, Any],
+    env: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENV", help="An environment as train takes it.", show_default="the quickstart"
+        ),
+    ] = None,
+    collectors: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of collectors.", rich_help_panel=RUN)
+    ] = 2,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATIO",
+            help="Updates per environment step; the faster side waits.",
+            show_default="as fast as each can",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Run on the nodes of a Ray cluster.", rich_help_panel=RUN)
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address of the Ray cluster, or auto.",
+            show_default="$RAY_ADDRESS, or a cluster on this machine",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    run_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the run.", show_default="ENV", rich_help_panel=RUN),
+    ] = None,
+    run_dir: RunDir = RUNS,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=RUN)
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run of this name.", rich_help_panel=RUN)
+    ] = False,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)
+    ] = False,
+    gin: Gin = None,
+    set_: Set = None,
+) -> None:
+    """Train with a learner and several collectors, each in a process of its own.
+
+    The options are those of [bold]train[/]; --actors is the number of
+    environments of each collector. The table shows every process; their output
+    is in logs/ of the run's folder. With --cluster, collectors run on any node
+    of a Ray cluster and need no folder in common with the learner, which runs
+    on this machine.
+    """
+    from amago.cli.launch import launch_run
+
+    status = launch_run(
         run_dir / (run_name or default_run_name(env)),
         changes if env is None else {"env": env, **changes},
         gin_files=gin or (),
@@ -152,8 +249,14 @@ def train(
         overwrite=overwrite,
         log_to_wandb=wandb,
         log_to_tensorboard=tensorboard,
+        collectors=collectors,
+        ratio=ratio,
+        cluster=cluster or address is not None,
+        address=address,
         console=Console(),
     )
+    if status:
+        raise typer.Exit(status)
 
 
 @app.command("list", cls=_Command)

@@ -33,7 +33,8 @@ from amago.cli.run_folders import (
     recorded_recipe,
     require_run_folder,
 )
-from amago.experiment import Experiment
+from amago.cli_utils import switch_async_mode
+from amago.experiment import Callback, Experiment
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_folder import PICTURE_FILE, SUMMARY_FILE
 from amago.experiment.run_json import read_run
@@ -53,6 +54,8 @@ def train_run(
     log_to_wandb: bool,
     log_to_tensorboard: bool,
     console: Console,
+    only_learn: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Summary:
     """Trains a run, then evaluates it, and writes and prints its summary.
 
@@ -64,6 +67,8 @@ def train_run(
         overwrite: replace the run in `folder`.
         log_to_wandb: log to Weights & Biases as well.
         log_to_tensorboard: write TensorBoard files as well.
+        only_learn: learn from what collectors in other processes collect.
+        callbacks: further callbacks of the Experiment.
 
     Raises:
         UsageProblem: a setting cannot be used; nothing on disk was changed.
@@ -93,7 +98,10 @@ def train_run(
                 overwrite=overwrite,
                 log_to_wandb=log_to_wandb,
                 log_to_tensorboard=log_to_tensorboard,
+                callbacks=callbacks,
             )
+            if only_learn:
+                switch_async_mode(experiment, "learn")
             if not is_resumed:
                 require_run_folder(folder)
     try:

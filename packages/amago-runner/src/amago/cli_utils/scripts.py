@@ -154,8 +154,9 @@ def create_experiment_from_cli(
 def make_experiment_learn_only(experiment: Experiment) -> Experiment:
     """Makes an Experiment only train, on data that other processes collect; it always saves its latest policy.
 
-    It waits without limit until the dataset is ready.
+    It waits without limit until the dataset is ready; the dataset's minimum size says how much data it needs.
     """
+    experiment.start_learning_at_epoch = 0  # Epochs without updates would pass at once.
     experiment.start_collecting_at_epoch = math.inf
     experiment.train_timesteps_per_epoch = 0
     experiment.val_interval = None
@@ -167,7 +168,13 @@ def make_experiment_learn_only(experiment: Experiment) -> Experiment:
 
 
 def make_experiment_collect_only(experiment: Experiment) -> Experiment:
-    """Makes an Experiment only collect, with the latest policy of a learner, until it is stopped."""
+    """Makes an Experiment only collect, with the latest policy of a learner, until it is stopped.
+
+    Its epoch is the learner's. It draws its own seed: collectors of one seed would collect the same data. Of
+    several collectors of a run only the first evaluates.
+    """
+    experiment.seed = None
+    experiment.resume = False
     experiment.start_learning_at_epoch = math.inf
     experiment.start_collecting_at_epoch = 0
     experiment.epochs = math.inf

@@ -142,6 +142,7 @@ class ExperimentConfig:
         log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
         overwrite: Let `start()` replace a run of the same name: its files are deleted, and the trajectories in
             `buffer/` of its folder if this run collects; protected trajectories and other files stay.
+        max_policy_age: Seconds without a new policy of the learner, after which a collector warns once.
     """
 
     run_name: Name
@@ -209,6 +210,7 @@ class ExperimentConfig:
     env_description: Mapping[str, Any] | None = None
     log_to_tensorboard: bool = False
     overwrite: bool = False
+    max_policy_age: Annotated[float, Ge(0), MAY_BE_INFINITE] = 600.0
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""

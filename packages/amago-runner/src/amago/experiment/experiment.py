@@ -62,6 +62,14 @@ from amago.experiment.run_folder import (
 from amago.experiment.run_json import installed_versions, read_run, write_config_text, write_run
 from amago.experiment.saved_policies import check_saved_optimizer, load_saved_policy, read_saved_policy
 from amago.experiment.schedule import is_due
+from amago.experiment.shared_run import (
+    CollectorSlot,
+    LearnerWatch,
+    read_collected,
+    read_policy_progress,
+    write_policy_progress,
+)
+from amago.experiment.status import StatusWriter
 from amago.experiment.stop_signals import RunStopped, StopSignals
 from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
 from amago.loading import BatchLoader, DiskTrajDataset
@@ -130,6 +138,10 @@ class Experiment(ExperimentConfig):
         times: Stopwatch of the main process; logged in every epoch under `time/`.
         started: Whether `start()` has been called.
         run_id: Identity of the run, known from `start()` on; None in a collector that starts before its learner.
+        status: Writes the status file of this process.
+        slot: The number of this collector and its account of what it collects; None in other processes.
+        policy_epoch: Number of epochs that the learner had completed with the latest policy that this process has
+            written or read; None if it has not.
     """
 
     policy_aclr: torch.nn.Module
@@ -155,6 +167,13 @@ class Experiment(ExperimentConfig):
         self._display = ProgressDisplay()
         self._evaluation: Evaluation | None = None
         self._wall_mark = 0.0
+        self.status = StatusWriter()
+        self.slot: CollectorSlot | None = None
+        self.policy_epoch: int | None = None
+        self._watch: LearnerWatch | None = None
+        self._collector_index = 0
+        self._rounds = 0
+        self._evaluated_epoch: int | None = None
         self._closing = contextlib.ExitStack()
         self._batches_seen = 0
         self._env_steps_before_resume: dict[str, int] = {}
@@ -200,6 +219,7 @@ class Experiment(ExperimentConfig):
                 self._check_run_id(resumed)
                 self.load_checkpoint(resumed)
                 self._cut_metrics(resumed)
+            self._join_run()
             self.init_logger()
         except BaseException:
             self.close()
@@ -444,10 +464,15 @@ class Experiment(ExperimentConfig):
         first_epoch = self.epoch
         self._wall_mark = time.perf_counter()
         self.times.start()
+        if self.role == "learner" and self.always_save_latest:
+            self._publish_policy(self.epoch)  # Collectors act with it until the first epoch is over.
         status, stopped = "finished", ""
         with StopSignals(self.stop_signals) as self._signals:
             try:
                 while self.epoch < self.epochs:
+                    if self.always_load_latest:
+                        with self.times.measure("checkpoint"):
+                            self.follow_learner()
                     self._run_epoch(self.epoch)
                     self.counters.epoch += 1
                     self._part = _EpochPart()
@@ -475,6 +500,8 @@ class Experiment(ExperimentConfig):
                 print(f"{self.run_name} stopped by {received.name}. {stopped}.", file=sys.stderr)
             raise RunStopped(received)
         self._warn_without_updates()
+        if self.role == "learner":
+            self._count_collected()
         self._notify("on_end")
 
     def _run_epoch(self, epoch: int) -> None:
@@ -482,10 +509,7 @@ class Experiment(ExperimentConfig):
         part = self._part
         before = replace(self.counters)
         self._notify("on_epoch_start", epoch)
-        if self.always_load_latest:
-            with self.times.measure("checkpoint"):
-                self.read_latest_policy()
-        if not part.evaluated and is_due(epoch, self.val_interval):
+        if not part.evaluated and self._evaluates_in(epoch):
             with self.times.measure("evaluation"):
                 # A subclass may return nothing.
                 self._validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
@@ -506,7 +530,7 @@ class Experiment(ExperimentConfig):
             if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
                 self.save_checkpoint()
             if self.always_save_latest:
-                self.write_latest_policy()
+                self._publish_policy(epoch + 1)
         self._notify("on_epoch_end", epoch)
 
     def _save_unfinished_epoch(self) -> str:
@@ -519,7 +543,7 @@ class Experiment(ExperimentConfig):
             self._stopping = True
             self.save_checkpoint()
             if self.always_save_latest:
-                self.write_latest_policy()
+                self._publish_policy(self.epoch)
         return f"The checkpoint of epoch {self._saved_epoch} is written: resume continues it"
 
     def _has_signal(self) -> bool:
@@ -584,6 +608,26 @@ class Experiment(ExperimentConfig):
         if learns:
             counters = {"gradient_steps": now.gradient_steps, "skipped_updates": now.skipped_updates}
             self.log(counters, "learning")
+
+    def follow_learner(self) -> None:
+        """Loads the latest policy if it is a new one, and goes on to the learner's epoch.
+
+        Warns once if the policy is older than `max_policy_age` seconds.
+        """
+        if self._watch is None:
+            self._watch = LearnerWatch(self.run_dir, self.max_policy_age)
+        progress = self.processes.share(read_policy_progress(self.run_dir))
+        if self._watch.update(progress) or progress is None:
+            self.read_latest_policy()
+        if progress is not None and self.role == "collector":
+            self.counters.epoch = self.policy_epoch = progress.epoch
+
+    def collect_round(self) -> None:
+        """One round of a collector: takes the learner's latest policy, evaluates if that is due, and collects."""
+        self.follow_learner()
+        if self._evaluates_in(self.epoch):
+            self.evaluate_val()
+        self.collect_new_training_data()
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -713,7 +757,10 @@ class Experiment(ExperimentConfig):
         }
         if section == "train":
             assert self.collector is not None
-            stats = self.collector.collect(self._stream_key, **options)
+            # Several rounds of a collector may fall into one epoch of its learner.
+            key = self._stream_key if self.slot is None else self._rounds
+            self._rounds += 1
+            stats = self.collector.collect(key, **options)
             self._count_env_steps()
             return self.collector.hidden_state, histories_from_stats(stats)
         if isinstance(envs, SplitVectorEnv):
@@ -754,10 +801,14 @@ class Experiment(ExperimentConfig):
         self._notify("on_metrics", key, metrics_dict)
 
     def x_axis_metrics(self) -> dict[str, Any]:
-        """Values of the x axes that metrics are logged over."""
+        """Values of the x axes that metrics are logged over; timesteps are those of all collectors together."""
+        env_steps, by_name = self.counters.env_steps, self.counters.env_steps_by_name
+        if self.slot is not None:
+            collected = read_collected(self.run_dir)
+            env_steps, by_name = collected.env_steps, collected.env_steps_by_name
         return {
-            "total_frames": self.counters.env_steps,
-            **{f"total_frames-{name}": steps for name, steps in self.counters.env_steps_by_name.items()},
+            "total_frames": env_steps,
+            **{f"total_frames-{name}": steps for name, steps in by_name.items()},
             "Epoch": self.counters.epoch,
             "gradient_steps": self.counters.gradient_steps,
         }
@@ -934,6 +985,19 @@ class Experiment(ExperimentConfig):
             self.collector.hidden_state = hidden_state
 
     @property
+    def role(self) -> str | None:
+        """What this process does for the run: "both", "learner" or "collector"; None if it does neither."""
+        learns = self.start_learning_at_epoch < self.epochs
+        if self.collects:
+            return "both" if learns else "collector"
+        return "learner" if learns else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal waits for the end of the running step; a callback that waits has to return then."""
+        return self._has_signal() or bool(getattr(signal.getsignal(signal.SIGINT), "pending", False))
+
+    @property
     def _any_envs(self) -> VectorEnv | SplitVectorEnv:
         return self.val_envs if self.train_envs is None else self.train_envs
 
@@ -1011,6 +1075,43 @@ class Experiment(ExperimentConfig):
         with self.times.measure("waiting"):
             self.processes.wait()
 
+    def _join_run(self) -> None:
+        """Takes the number of a collector and announces this process in the run's folder."""
+        if self.role is None:
+            return
+        if self.processes.is_main:
+            if self.role == "collector":
+                self.slot = CollectorSlot(self.run_dir)
+                self._closing.callback(self.slot.release)
+                if self.processes.count == 1:
+                    self.slot.load_exploration(self)
+            index = 0 if self.slot is None else self.slot.index
+            self.status.open(self, self.role, index)
+            self._closing.callback(self.status.close)
+        self._collector_index = self.processes.share(0 if self.slot is None else self.slot.index)
+
+    def _publish_policy(self, epoch: int) -> None:
+        """Writes the latest policy, and tells collectors that it is the one after `epoch` epochs."""
+        self.write_latest_policy()
+        self.policy_epoch = epoch
+        if self.processes.is_main:
+            write_policy_progress(self.run_dir, epoch)
+
+    def _evaluates_in(self, epoch: int) -> bool:
+        """Whether to validate now: of several collectors only the first does, once in an epoch of the learner."""
+        if not is_due(epoch, self.val_interval) or self._collector_index > 0:
+            return False
+        is_repeated = self.role == "collector" and epoch == self._evaluated_epoch
+        self._evaluated_epoch = epoch
+        return not is_repeated
+
+    def _count_collected(self) -> None:
+        """Takes over the timesteps of all collectors; those of a learner that collected before are among them."""
+        collected = self.processes.share(read_collected(self.run_dir))
+        self.counters.env_steps = max(self.counters.env_steps, collected.env_steps)
+        if collected.env_steps_by_name:
+            self.counters.env_steps_by_name = collected.env_steps_by_name
+
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
@@ -1029,6 +1130,8 @@ class Experiment(ExperimentConfig):
             self._notify("on_waiting_for_data", waited)
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
             self.times.lap("waiting")
+        if self.role == "learner":
+            self._count_collected()
         return True
 
     def _warn_of_no_data(self) -> None:
@@ -1231,7 +1334,10 @@ class Experiment(ExperimentConfig):
 
     def _all_callbacks(self) -> list[Callback]:
         prints = self.verbose and self.processes.is_main
-        return [*([self._display] if prints else []), *self.callbacks]
+        own: list[Callback] = [self.status]
+        if self.slot is not None:
+            own.insert(0, self.slot)
+        return [*own, *([self._display] if prints else []), *self.callbacks]
 
     def _require_started(self, what: str) -> None:
         if not self.started:

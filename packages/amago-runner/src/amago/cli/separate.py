@@ -1,0 +1,92 @@
+"""Collecting and learning in separate processes: the collector of a run, and how both are told what to do.
+
+The learner is `train_run` with mode "learn". A collector takes its settings from run.json once the learner has
+written it, and from its own options before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from amago.cli.build import RunPlan, bind_gin, build_experiment, limited_threads, plan_recorded_run, plan_run
+from amago.cli.options import UsageProblem, option_name
+from amago.cli.recipe import FIXED_WHEN_RESUMED
+from amago.cli.run_folders import RUN_FILE, recorded_recipe
+from amago.cli_utils import switch_async_mode
+from amago.experiment import Callback, Experiment
+from amago.experiment.run_json import read_run
+
+# What collectors write before the learner has started; a new run may begin in a folder that holds no more.
+WRITTEN_BY_COLLECTORS = {"buffer", "collectors", "logs", "metrics.jsonl", "status", "wandb_logs"}
+# Settings that each collector may have for itself.
+_OWN_SETTINGS = {"actors", "seed"}
+
+
+def collect_run(
+    folder: Path,
+    changes: Mapping[str, Any],
+    *,
+    gin_files: Sequence[Path] = (),
+    assignments: Sequence[str] = (),
+    log_to_wandb: bool = False,
+    callbacks: Sequence[Callback] = (),
+    console: Console,
+) -> None:
+    """Collects for the run in `folder` until it is stopped; arguments as of `train_run`."""
+    plan = plan_collector(folder, changes, gin_files, assignments)
+    experiment = build_collector(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
+    with limited_threads(plan.recipe.threads):
+        try:
+            experiment.start()
+            index = 0 if experiment.slot is None else experiment.slot.index
+            console.print(f"Collector {index} of {folder}. Stop it with Ctrl-C.", highlight=False)
+            experiment.learn()
+        finally:
+            experiment.close()
+
+
+def plan_collector(
+    folder: Path, changes: Mapping[str, Any], gin_files: Sequence[Path] = (), assignments: Sequence[str] = ()
+) -> RunPlan:
+    """The plan of a collector, with gin bound: the run's own if it has been started, else that of the options.
+
+    Raises:
+        UsageProblem: an option differs from the run's in what learner and collectors must have in common.
+    """
+    if not (folder / RUN_FILE).is_file():
+        plan = plan_run(changes)
+        bind_gin(plan.gin, gin_files, assignments)
+        return plan
+    recorded = recorded_recipe(folder)
+    wanted = recorded.updated(**changes)
+    if "env" in changes:
+        wanted = wanted.updated(env=plan_run(changes).maker.name)
+    for setting in set(FIXED_WHEN_RESUMED) - _OWN_SETTINGS:
+        old, new = getattr(recorded, setting), getattr(wanted, setting)
+        if new != old:
+            raise UsageProblem(
+                f"the learner has {old!r}, so a collector cannot have {new!r}.", option_name(setting)
+            )
+    bind_gin(read_run(folder), gin_files, assignments)
+    return plan_recorded_run(wanted)
+
+
+def build_collector(
+    plan: RunPlan, folder: Path, *, log_to_wandb: bool = False, callbacks: Sequence[Callback] = ()
+) -> Experiment:
+    """The collecting Experiment of a plan, not started."""
+    # The learner evaluates once more at the end, so the rate of learning is not a collector's matter.
+    plan = dataclasses.replace(plan, recipe=plan.recipe.updated(lr_end=1.0))
+    experiment = build_experiment(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
+    return switch_async_mode(experiment, "collect")
+
+
+def holds_only_collected_data(folder: Path) -> bool:
+    """Whether a folder holds what collectors write, and no run yet."""
+    return folder.is_dir() and set(os.listdir(folder)) <= WRITTEN_BY_COLLECTORS

@@ -1,0 +1,90 @@
+"""UpdateRatio: holds the number of updates per collected timestep by making the faster side wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amago.experiment.callbacks import Callback
+from amago.experiment.shared_run import read_collected
+from amago.experiment.status import read_status
+
+if TYPE_CHECKING:
+    from amago.experiment.experiment import Experiment
+
+POLL_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
+
+
+class UpdateRatio(Callback):
+    """Holds `ratio` between a learner and the collectors of its run; each of these processes needs one.
+
+    The learner waits while it has made `ratio` updates for every collected timestep. Collectors wait once they are
+    more than one of their rounds ahead of the learner, but not while it waits for its first data. Since only one
+    side can be ahead, they never wait for each other.
+
+    Args:
+        ratio: Optimizer steps per timestep of all collectors together, above 0.
+
+    Raises:
+        ValueError: `ratio` is not above 0.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        if not ratio > 0:
+            raise ValueError(f"ratio is {ratio!r}, must be above 0 updates per timestep")
+        self.ratio = ratio
+        self._collected = 0
+        self._room = 0.0
+        self._unseen = 0
+        self._next_look = 0.0
+
+    def on_batch(self, experiment: Experiment, updated: bool) -> None:
+        if experiment.role != "learner":
+            return
+        # What was read last is enough until the learner has caught up with it.
+        while (
+            experiment.counters.gradient_steps >= self.ratio * self._collected and not experiment.interrupted
+        ):
+            collected = read_collected(experiment.run_dir).env_steps
+            if collected == self._collected:
+                self.wait(experiment, "waiting for collectors")
+            self._collected = collected
+        experiment.status.enter(experiment, "learning")
+
+    def on_rollout_step(self, experiment: Experiment, section: str, env_steps: int) -> None:
+        if section != "train" or experiment.slot is None:
+            return
+        self._unseen += env_steps
+        if self._unseen < self._room / 8 and time.monotonic() < self._next_look:
+            return  # Looking after an eighth of the room lets eight collectors share it.
+        self._unseen = 0
+        experiment.slot.write(experiment)  # The learner must not wait for timesteps that it cannot see.
+        while self._look(experiment) <= 0 and not experiment.interrupted:
+            self.wait(experiment, "waiting for learner")
+        experiment.status.enter(experiment, "collecting")
+
+    def _look(self, experiment: Experiment) -> float:
+        """The timesteps that collectors may still collect before the learner's next update; at most 0: wait."""
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        round_steps = experiment.train_timesteps_per_epoch * experiment.parallel_actors
+        self._room = room_of_collectors(experiment.run_dir, self.ratio, round_steps)
+        return self._room
+
+    def wait(self, experiment: Experiment, phase: str) -> None:
+        """Shows the phase and sleeps for a moment; subclasses may raise here to end the run."""
+        experiment.status.enter(experiment, phase)
+        time.sleep(POLL_SECONDS)
+
+
+def room_of_collectors(run_dir: Path, ratio: float, round_steps: int) -> float:
+    """Timesteps that collectors may still collect: up to `round_steps` more than the learner's updates ask for.
+
+    Infinite without a learner, and while it starts or waits for its first data.
+    """
+    learner = [status for status in read_status(run_dir) if status["role"] == "learner"]
+    if not learner or learner[0]["phase"] in ("starting", "waiting for data"):
+        return math.inf
+    return float(learner[0]["gradient_steps"] / ratio + round_steps - read_collected(run_dir).env_steps)
