@@ -148,9 +148,8 @@ class _FirstRow(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         rows = self.envs.num_envs
-        actions = concatenate(
-            self.action_space, [action] * rows, create_empty_array(self.action_space, n=rows)
-        )
+        empty: Any = create_empty_array(self.action_space, n=rows)
+        actions = concatenate(self.action_space, [action] * rows, empty)
         observations, rewards, terminated, truncated, _ = self.envs.step(actions)
         return self._first(observations), rewards[0], terminated[0], truncated[0], {}
 

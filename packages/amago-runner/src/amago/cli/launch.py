@@ -19,8 +19,7 @@ from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
 from amago.cli.plots import PICTURE_FILE
 from amago.cli.report import Summary, show_summary
-from amago.cli.run_folders import prepare_folder, recorded_recipe
-from amago.cli.separate import holds_only_collected_data
+from amago.cli.run_folders import clear_run_folder, problems_named, recorded_recipe, require_run_folder
 from amago.distributed.launch import Launch, LocalLaunch
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
@@ -68,8 +67,10 @@ def launch_run(
     build_agent(plan)  # A wrong setting ends here, and not in every process.
     if plan.facts.kind == "offline":
         raise UsageProblem("an offline dataset needs no collectors: use train.", "ENV")
-    if not resume and (overwrite or not holds_only_collected_data(folder)):
-        prepare_folder(folder, overwrite=overwrite)
+    if not resume:
+        require_run_folder(folder)
+        with problems_named(folder):
+            clear_run_folder(folder, overwrite=overwrite)
     settings: dict[str, Any] = {
         "changes": dict(changes),
         "gin_files": [str(path.resolve()) for path in gin_files],
@@ -82,6 +83,7 @@ def launch_run(
             "resume": resume,
             "overwrite": False,
             "log_to_wandb": log_to_wandb,
+            "log_to_tensorboard": False,
             "only_learn": True,
         },
     )

@@ -54,6 +54,25 @@ def require_run_folder(folder: Path) -> None:
         )
 
 
+def clear_run_folder(folder: Path, *, overwrite: bool) -> None:
+    """Deletes the run in `folder` before its collectors and its learner start.
+
+    Raises:
+        FileExistsError: there is a run, and `overwrite` is False.
+        RunInUseError: a process writes the run.
+    """
+    from amago.experiment.run_folder import RunLock, clear_folder, is_to_be_continued
+
+    lock = RunLock(folder)
+    lock.acquire()
+    try:
+        is_to_be_continued(folder, folder.name, resume=False, overwrite=overwrite)
+        if overwrite:
+            clear_folder(folder, with_buffer=True)
+    finally:
+        lock.release()
+
+
 @contextmanager
 def problems_named(folder: Path) -> Iterator[None]:
     """Turns the errors with which an Experiment refuses the folder of a run into `UsageProblem`s."""

@@ -7,7 +7,6 @@ written it, and from its own options before.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from amago.cli_utils import switch_async_mode
 from amago.experiment import Callback, Experiment
 from amago.experiment.run_json import read_run
 
-# What collectors write before the learner has started; a new run may begin in a folder that holds no more.
-WRITTEN_BY_COLLECTORS = {"buffer", "collectors", "logs", "metrics.jsonl", "status", "wandb_logs"}
 # Settings that each collector may have for itself.
 _OWN_SETTINGS = {"actors", "seed"}
 
@@ -85,8 +82,3 @@ def build_collector(
     plan = dataclasses.replace(plan, recipe=plan.recipe.updated(lr_end=1.0))
     experiment = build_experiment(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
     return switch_async_mode(experiment, "collect")
-
-
-def holds_only_collected_data(folder: Path) -> bool:
-    """Whether a folder holds what collectors write, and no run yet."""
-    return folder.is_dir() and set(os.listdir(folder)) <= WRITTEN_BY_COLLECTORS

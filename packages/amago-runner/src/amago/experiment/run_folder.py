@@ -40,7 +40,17 @@ WRITTEN_BY_A_RUN = (
     SUMMARY_FILE,
     METRICS_FILE,
     PICTURE_FILE,
-    *("config.txt", "report.html", "ckpts", "wandb_logs", "tensorboard", "nonfinite", "status"),
+    *(
+        "config.txt",
+        "report.html",
+        "ckpts",
+        "wandb_logs",
+        "tensorboard",
+        "nonfinite",
+        "status",
+        "collectors",
+        "logs",
+    ),
 )
 # What the folder of a run may contain.
 RUN_CONTENTS = {*WRITTEN_BY_A_RUN, LOCK_FILE, HOLDER_FILE, "buffer"}
