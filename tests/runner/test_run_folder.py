@@ -146,7 +146,7 @@ def test_an_existing_run_is_refused_with_the_ways_out(make_experiment: MakeExper
 def test_resume_and_overwrite_exclude_each_other(make_experiment: MakeExperiment) -> None:
     with pytest.raises(ValueError, match="resume is 'auto' and overwrite is True"):
         make_experiment(resume="auto", overwrite=True)
-    with pytest.raises(ValueError, match="resume is 'yes', must be one of True, False, 'auto'"):
+    with pytest.raises(ValueError, match="resume must be True or False or 'auto', got 'yes'"):
         make_experiment(resume="yes")
 
 
