@@ -864,7 +864,7 @@ class Experiment(ExperimentConfig):
             amago_warning(
                 f"the run {self.run_name!r} has ended without an update, so its policy is untrained"
                 + (f": all {skipped} updates were skipped because they were not finite" if skipped else ""),
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _count_wall_seconds(self) -> None:
