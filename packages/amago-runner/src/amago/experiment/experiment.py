@@ -274,7 +274,8 @@ class Experiment(ExperimentConfig):
         else:
             continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=True)
         resumed = Checkpointer(folder, name).newest_epoch() if continued else None
-        record = read_run(folder) if (folder / RUN_FILE).is_file() and not self.overwrite else None
+        is_read = (folder / RUN_FILE).is_file() and not (writes and self.overwrite)
+        record = read_run(folder) if is_read else None
         if writes and not continued and (self.overwrite or record is not None):
             # Without `overwrite`: a run that was stopped before its first checkpoint, started again by "auto".
             clear_folder(folder, with_buffer=self.collects)
@@ -1158,7 +1159,7 @@ class Experiment(ExperimentConfig):
             amago_warning(
                 f"the run {self.run_name!r} has ended without an update, so its policy is untrained"
                 + (f": all {skipped} updates were skipped because they were not finite" if skipped else ""),
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _count_wall_seconds(self) -> None:
