@@ -116,7 +116,7 @@ def test_the_newest_checkpoint_that_is_not_damaged_is_resumed(
 ) -> None:
     path = checkpointer.training_state(4) / name
     if damage == "bit":
-        flip(path, 150)  # behind the header of the first record
+        flip(path, min(150, path.stat().st_size // 2))  # behind the header of the first record
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-20])
     else:

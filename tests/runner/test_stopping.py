@@ -43,8 +43,9 @@ class Signals(Callback):
         self._reached(experiment, "batch")
 
     def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
-        self.count += 2
-        self._reached(experiment, "end")
+        if self.moment == "end":
+            self.count = 2
+            self._reached(experiment, "end")
 
 
 def learn(experiment: Experiment) -> Experiment:
@@ -56,13 +57,13 @@ def learn(experiment: Experiment) -> Experiment:
     return experiment
 
 
-@pytest.mark.parametrize("env_mode", ["sync", "async"])
-@pytest.mark.parametrize("moment", ["val", "train", "batch", "end"])
+@pytest.mark.parametrize(
+    ("moment", "env_mode"),
+    [*((moment, "sync") for moment in ("val", "train", "batch", "end")), ("train", "async")],
+)
 def test_a_stopped_run_makes_up_for_the_rest_of_its_epoch(
     make_experiment: MakeExperiment, metrics_of: Callable[..., list[Any]], moment: str, env_mode: str
 ) -> None:
-    if env_mode == "async" and moment == "end":
-        pytest.skip("does not depend on the environments")
     options: dict[str, Any] = {"epochs": EPOCHS, "val_interval": 1, "ckpt_interval": 2, "env_mode": env_mode}
     if env_mode == "async":
         options["double_buffer"] = True
