@@ -253,9 +253,6 @@ class Agent(BaseAgent):
         """The observations that the actor receives directly, by key; None without `pass_obs_keys_to_actor`."""
         if not self.pass_obs_keys_to_actor:
             return None
-        missing = [key for key in self.pass_obs_keys_to_actor if key not in obs]
-        if missing:
-            raise ValueError(f"pass_obs_keys_to_actor holds {missing}, but the observation has {sorted(obs)}")
         return {key: obs[key] for key in self.pass_obs_keys_to_actor}
 
     def forward(self, batch: Batch, log_step: bool) -> Tensor:
