@@ -109,7 +109,9 @@ def trained(make_experiment: Made, name: str, *, sharpened: float = 5.0, **chang
         make_train_env=make_env,
         make_val_env=make_env,
         traj_encoder_type=changes.pop("traj_encoder_type", traj_encoder),
-        tstep_encoder_type=CNNTstepEncoder if name.startswith("pixels") else FFTstepEncoder,
+        tstep_encoder_type=changes.pop(
+            "tstep_encoder_type", CNNTstepEncoder if name.startswith("pixels") else FFTstepEncoder
+        ),
         train_timesteps_per_epoch=2 * EPISODE,
         train_batches_per_epoch=2,
         val_interval=None,

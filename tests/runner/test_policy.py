@@ -27,6 +27,7 @@ import amago
 from amago.cli_utils import use_config
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
+from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.policy import Policy
 
 
@@ -275,3 +276,14 @@ def test_it_acts_on_a_gpu_as_on_a_cpu(make_experiment: Made) -> None:
         np.testing.assert_allclose(
             on_gpu.act(obs, [0.1] * 3), on_cpu.act(obs, [0.1] * 3), rtol=1e-2, atol=1e-2
         )
+
+
+class OwnEncoder(FFTstepEncoder):
+    """Of a package that is not amago's."""
+
+
+def test_classes_of_other_packages_are_loaded_if_the_user_trusts_them(make_experiment: Made) -> None:
+    run = trained(make_experiment, "discrete-ff", tstep_encoder_type=OwnEncoder).run_dir
+    with pytest.raises(ValueError, match="test_policy:OwnEncoder', which is not a part of amago"):
+        Policy.load(run)
+    assert isinstance(Policy.load(run, trust=("tests",)).agent.tstep_encoder, OwnEncoder)

@@ -104,7 +104,9 @@ def test_a_video_shows_every_step_of_its_episodes(env: str, tmp_path: Path) -> N
     """Whether the environment takes a render mode or only has the attribute."""
     name = f"tests.runner.test_using_policies:{env}"
     amago_run("train", name, "--run-name", "run", "--run-dir", tmp_path, *TINY)
-    printed = amago_run("eval", "run", "--run-dir", tmp_path, "--episodes", 4, "--render").output
+    printed = amago_run(
+        "eval", "run", "--run-dir", tmp_path, "--episodes", 4, "--render", "--trust", "tests"
+    ).output
     assert "Average Total Return" in printed
     assert "2 episodes, mean return 5.000" in printed
     assert brightness(tmp_path / "run" / "episodes.gif") == [0, 1, 2, 3, 4, 5] * 2
@@ -127,7 +129,7 @@ def test_a_run_from_python_is_evaluated_and_filmed(make_experiment: Made) -> Non
     experiment = make_experiment(make_train_env=make_plain_env, make_val_env=make_plain_env)
     experiment.start()
     experiment.learn()
-    printed = amago_run("eval", experiment.run_dir, "--render").output
+    printed = amago_run("eval", experiment.run_dir, "--render", "--trust", "tests").output
     assert "Average Total Return in plain" in printed
     assert len(brightness(experiment.run_dir / "episodes.gif")) == 12
     program = experiment.run_dir / "policy.pt2"
@@ -146,7 +148,7 @@ def test_what_cannot_be_evaluated_or_filmed_says_why(make_experiment: Made, tmp_
     name = "tests.runner.test_using_policies:BlindEnv"
     amago_run("train", name, "--run-name", "run", "--run-dir", tmp_path, *TINY)
     assert "renders NoneType, neither an image" in amago_run(
-        "eval", "run", "--run-dir", tmp_path, "--render", code=2
+        "eval", "run", "--run-dir", tmp_path, "--render", "--trust", "tests", code=2
     ).output.replace("\n", " ")
     told = amago_run("eval", "run", "--run-dir", tmp_path, "--video", tmp_path / "x.avi", code=2).output
     assert "must end with .gif or .mp4" in " ".join(told.split())

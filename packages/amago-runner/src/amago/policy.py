@@ -56,6 +56,7 @@ from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.rollout import ActingPolicy
 from amago.experiment.run_json import read_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
+from amago.experiment.trusted import trusting
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,7 +153,8 @@ class Policy:
         folder = Path(run).expanduser()
         record = read_run(folder)
         weights = find_weights(folder, checkpoint)
-        agent = record.build_agent()
+        with trusting(*trust):
+            agent = record.build_agent()
         load_saved_policy(agent, read_saved_policy(weights), weights)
         agent.on_checkpoint_loaded(is_resume=False)
         assert record.spaces is not None  # checked by build_agent

@@ -144,7 +144,8 @@ def _failure(value: Any, hint: Any) -> Failure | None:
         return error, " or ".join(dict.fromkeys(words for _, words in wrong))
     if origin is Literal:
         is_choice = any(type(value) is type(choice) and value == choice for choice in inner)
-        return None if is_choice else (ValueError, f"one of {', '.join(map(repr, inner))}")
+        choices = ", ".join(map(repr, inner))
+        return None if is_choice else (ValueError, f"one of {choices}" if len(inner) > 1 else choices)
     if hint is bool:
         return None if _is_bool(value) else (TypeError, "True or False")
     if hint in (int, float):

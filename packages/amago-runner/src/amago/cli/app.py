@@ -229,6 +229,7 @@ def launch(
     ] = False,
     gin: Gin = None,
     set_: Set = None,
+    trust: Trust = None,
 ) -> None:
     """Train with a learner and several collectors, each in a process of its own.
 
@@ -358,6 +359,7 @@ def export(
         str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
     ] = "latest",
     run_dir: RunDir = RUNS,
+    trust: Trust = None,
 ) -> None:
     """Export the policy of a [bold]RUN[/] as a program of torch.export, which needs nothing but torch.
 
@@ -566,6 +568,7 @@ def sweep(
     ] = None,
     run_dir: RunDir = RUNS,
     gin: Gin = None,
+    trust: Trust = None,
 ) -> None:
     """Train with several seeds and settings, and compare the results.
 
