@@ -82,6 +82,8 @@ def test_rollouts_do_not_differ(kind: str) -> None:
         encoder: nn.Module = make(kind, checkpointing=checkpointing).eval()
         assert isinstance(encoder, TrajEncoder)
         hidden_state = encoder.init_hidden_state(BATCH, "cpu")
-        out, _ = encoder(torch.ones(BATCH, 1, WIDTH), torch.zeros(BATCH, 1, 1, dtype=torch.int64), hidden_state)
+        out, _ = encoder(
+            torch.ones(BATCH, 1, WIDTH), torch.zeros(BATCH, 1, 1, dtype=torch.int64), hidden_state
+        )
         outputs.append(out)
     assert torch.equal(*outputs)

@@ -33,7 +33,9 @@ DIVISIONS: dict[tuple[int, int], list[list[list[int]]]] = {
 class MaskedAgent(Agent):
     """Trains the critics on transitions of positive reward only, whose share differs between sequences."""
 
-    def edit_critic_mask(self, batch: Batch, critic_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
+    def edit_critic_mask(
+        self, batch: Batch, critic_loss: torch.Tensor, pad_mask: torch.Tensor
+    ) -> torch.Tensor:
         return pad_mask & (batch.rews > 0)[..., None, None]
 
 

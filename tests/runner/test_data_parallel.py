@@ -13,7 +13,9 @@ from amago.agent import Agent
 pytestmark = pytest.mark.source_only
 
 
-def train_alone(folder: Path, micro_batches: int, agent_type: type[Agent], statistics: bool) -> dict[str, Any]:
+def train_alone(
+    folder: Path, micro_batches: int, agent_type: type[Agent], statistics: bool
+) -> dict[str, Any]:
     """Trains in this process."""
     return train(folder, micro_batches, agent_type=agent_type, statistics=statistics)
 

@@ -253,6 +253,7 @@ def launch(
         ratio=ratio,
         cluster=cluster or address is not None,
         address=address,
+        trust=trust or (),
         console=Console(),
     )
     if status:
@@ -586,6 +587,7 @@ def sweep(
         assignments=set_ or (),
         gin_files=gin or (),
         jobs=jobs,
+        trust=trust or (),
         console=Console(),
     )
     if not finished:

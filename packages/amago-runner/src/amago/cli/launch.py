@@ -42,6 +42,7 @@ def launch_run(
     ratio: float | None,
     cluster: bool,
     address: str | None,
+    trust: Sequence[str],
     console: Console,
 ) -> int:
     """Trains the run in `folder` with a learner and collectors in processes of their own.
@@ -51,6 +52,7 @@ def launch_run(
         collectors: number of collectors.
         ratio: updates per environment step; None for no limit.
         cluster: run on a Ray cluster; `address` is its address.
+        trust: packages whose code the run folder may name.
 
     Returns:
         The exit status: 0 if the learner finished, 130 after Ctrl-C, else 1.
@@ -71,7 +73,10 @@ def launch_run(
         require_run_folder(folder)
         with problems_named(folder):
             clear_run_folder(folder, overwrite=overwrite)
+    named = str(changes.get("env", "")).rpartition(":")[0]  # the module of an environment that the user names
+    trust = [*trust, named] if named else list(trust)
     settings: dict[str, Any] = {
+        "trust": trust,
         "changes": dict(changes),
         "gin_files": [str(path.resolve()) for path in gin_files],
         "assignments": list(assignments),
@@ -95,7 +100,7 @@ def launch_run(
 
         launch = ClusterLaunch(
             ClusterLearner(learner[-1], folder.resolve()),
-            ClusterCollectorMaker(folder.resolve()),
+            ClusterCollectorMaker(folder.resolve(), trust=tuple(trust)),
             folder=folder.resolve(),
             collectors=collectors,
             ratio=ratio,

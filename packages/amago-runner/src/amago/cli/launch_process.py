@@ -19,6 +19,7 @@ from amago.cli.separate import build_collector, collect_run, plan_collector
 from amago.cli.train import train_run
 from amago.distributed.ratio import UpdateRatio
 from amago.experiment import Callback, Experiment
+from amago.experiment.trusted import trust_only
 
 
 class EndWithLauncher(Callback):
@@ -70,6 +71,7 @@ def main(spec: dict[str, Any]) -> None:
     role, folder, ratio = spec.pop("role"), Path(spec.pop("folder")), spec.pop("ratio")
     end = EndWithLauncher()
     callbacks: list[Callback] = [end, *([] if ratio is None else [_RatioInLaunch(ratio, end)])]
+    trust_only(spec.pop("trust"))
     spec["gin_files"] = [Path(path) for path in spec["gin_files"]]
     run: Any = collect_run if role == "collector" else train_run
     run(folder, callbacks=callbacks, console=Console(width=100), **spec)
@@ -107,15 +109,18 @@ class ClusterCollectorMaker:
 
     Args:
         folder: the run's folder, on the learner's node.
+        trust: packages whose code it may name.
     """
 
     folder: Path
+    trust: tuple[str, ...] = ()
 
     def record(self) -> str:
         """What nodes need to know of the run; called on the learner's node."""
         return (self.folder / RUN_FILE).read_text()
 
     def __call__(self, record: str, folder: Path) -> Experiment:
+        trust_only(self.trust)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RUN_FILE).write_text(record)
         experiment = build_collector(plan_collector(folder, {}), folder)

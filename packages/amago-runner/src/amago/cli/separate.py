@@ -20,6 +20,7 @@ from amago.cli.run_folders import RUN_FILE, recorded_recipe
 from amago.cli_utils import switch_async_mode
 from amago.experiment import Callback, Experiment
 from amago.experiment.run_json import read_run
+from amago.experiment.trusted import trusting
 
 # Settings that each collector may have for itself.
 _OWN_SETTINGS = {"actors", "seed"}
@@ -36,7 +37,9 @@ def collect_run(
     console: Console,
 ) -> None:
     """Collects for the run in `folder` until it is stopped; arguments as of `train_run`."""
-    plan = plan_collector(folder, changes, gin_files, assignments)
+    named = str(changes.get("env", "")).rpartition(":")[0]  # the module of an environment that the user names
+    with trusting(*[named] if named else []):
+        plan = plan_collector(folder, changes, gin_files, assignments)
     experiment = build_collector(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
     with limited_threads(plan.recipe.threads):
         try:

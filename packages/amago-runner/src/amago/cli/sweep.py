@@ -43,7 +43,7 @@ from amago.cli.run_figures import RUN_FILE, Group, RunFigures, read_figures
 from amago.cli.statistics import Estimate, bootstrap_interquartile_mean
 from amago.cli.text import duration, number
 from amago.envs.registry import did_you_mean
-from amago.experiment.checkpointer import Checkpointer, write_json, write_text
+from amago.experiment.checkpointer import write_json, write_text
 
 _SECONDS_BETWEEN_READS = 1.0
 _SETTINGS_FILE = "sweep.json"
@@ -91,14 +91,9 @@ class Job:
     def start(self, threads: int) -> None:
         """Starts or continues the run, in a session of its own: Ctrl-C reaches it as one SIGTERM of the sweep."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        continued: list[str] = []
-        if Checkpointer(self.folder, self.folder.name).epochs():
-            continued = ["--resume"]
-        elif self.folder.exists():
-            continued = ["--overwrite"]  # it ended before its first checkpoint
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "amago.cli", *self.command, *continued],
+                [sys.executable, "-m", "amago.cli", *self.command, "--auto-resume"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -123,6 +118,7 @@ def run_sweep(
     assignments: Sequence[str],
     gin_files: Sequence[Path],
     jobs: int | None,
+    trust: Sequence[str],
     console: Console,
 ) -> bool:
     """Runs a sweep, writes its tables and its report, and prints the results.
@@ -134,6 +130,7 @@ def run_sweep(
         assignments: "NAME=V1,V2,…": gin settings, or settings of the recipe by name.
         gin_files: gin files for all runs.
         jobs: runs at the same time; None for one per two cores.
+        trust: packages whose code the runs' folders may name.
 
     Returns:
         False if a run failed.
@@ -145,6 +142,8 @@ def run_sweep(
     cores = os.cpu_count() or 1
     count = min(len(sweep), jobs or max(1, cores // 2))
     console.print(f"{len(sweep)} runs, {count} at a time, in {folder}", highlight=False, soft_wrap=True)
+    for job in sweep:
+        job.command += [word for package in trust for word in ("--trust", package)]
     with _stopped_by_signals():
         _run_all(sweep, count, max(1, cores // count), console)
     runs = [job.figures for job in sweep if job.figures.evaluation.returns or job.figures.summary]
