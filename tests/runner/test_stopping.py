@@ -77,6 +77,8 @@ def test_a_stopped_run_makes_up_for_the_rest_of_its_epoch(
     resumed.start()
     before = resumed.counters.env_steps, resumed.counters.gradient_steps
     expected = {"val": (60, 4), "train": (69, 4), "batch": (120, 7), "end": (120, 8)}
+    if env_mode == "async":
+        expected["train"] = (72, 4)  # the first half had begun the next step
     assert before == expected[moment]
     resumed.learn()
     # Every epoch has collected and learned as much as it should, once.
