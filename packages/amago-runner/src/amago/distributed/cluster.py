@@ -248,8 +248,13 @@ class ClusterLaunch:
 
     def stop(self) -> None:
         """Interrupts the learner, which then saves and ends, and leaves the cluster."""
-        if not self._ray.is_initialized():
-            return
+        if self._ray.is_initialized():
+            self._end_actors()
+            self._ray.shutdown()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _end_actors(self) -> None:
         for collector in self._collectors.values():
             self._ray.kill(collector.actor)
             status_file(self._folder, "collector", collector.slot.index).unlink(missing_ok=True)
@@ -263,9 +268,6 @@ class ClusterLaunch:
             self._ray.kill(self._learner)
         with contextlib.suppress(OSError):
             (self._folder / "status").rmdir()
-        self._ray.shutdown()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _start_collectors(self) -> None:
         self._record = self._ray.put(self._make_collector.record())
@@ -353,15 +355,12 @@ class ClusterLaunch:
 
 
 def _folder_of_local_cluster() -> str:
-    """A temporary folder for all that a cluster on this machine writes, its token included."""
+    """A temporary folder for all that a cluster on this machine writes, and a token for its processes."""
     folder = tempfile.mkdtemp(prefix="ray-")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         # Otherwise Ray would write a token to the home folder.
-        token = Path(folder) / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     return folder
 
 
