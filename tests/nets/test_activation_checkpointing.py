@@ -31,7 +31,7 @@ def make(kind: str, *, checkpointing: bool, seed: int = 0) -> TrajEncoder:
 
 
 def train_step(encoder: TrajEncoder) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], int]:
-    """Output, gradients and state after a forward and a backward pass, and the bytes that autograd kept between."""
+    """Output, gradients and state after an update's passes, and the bytes that autograd kept between them."""
     generator = torch.Generator().manual_seed(1)
     sequence = torch.randn(BATCH, LENGTH, WIDTH, generator=generator, requires_grad=True)
     kept: dict[int, int] = {}
@@ -82,6 +82,8 @@ def test_rollouts_do_not_differ(kind: str) -> None:
         encoder: nn.Module = make(kind, checkpointing=checkpointing).eval()
         assert isinstance(encoder, TrajEncoder)
         hidden_state = encoder.init_hidden_state(BATCH, "cpu")
-        out, _ = encoder(torch.ones(BATCH, 1, WIDTH), torch.zeros(BATCH, 1, 1, dtype=torch.int64), hidden_state)
+        out, _ = encoder(
+            torch.ones(BATCH, 1, WIDTH), torch.zeros(BATCH, 1, 1, dtype=torch.int64), hidden_state
+        )
         outputs.append(out)
     assert torch.equal(*outputs)

@@ -13,7 +13,9 @@ from amago.agent import Agent
 pytestmark = pytest.mark.source_only
 
 
-def train_alone(folder: Path, micro_batches: int, agent_type: type[Agent], statistics: bool) -> dict[str, Any]:
+def train_alone(
+    folder: Path, micro_batches: int, agent_type: type[Agent], statistics: bool
+) -> dict[str, Any]:
     """Trains in this process."""
     return train(folder, micro_batches, agent_type=agent_type, statistics=statistics)
 
@@ -22,7 +24,7 @@ def train_in_two_processes(
     folder: Path, micro_batches: int, agent_type: type[Agent], statistics: bool
 ) -> list[dict[str, Any]]:
     script = Path(__file__).parent / "joint_updates.py"
-    arguments = [str(folder), str(micro_batches), agent_type.__name__, str(statistics)]
+    arguments = [str(folder), str(micro_batches), agent_type.__name__, str(statistics), "False"]
     finish(start_ranks(script, arguments))
     return [torch.load(folder / f"result_{rank}.pt", weights_only=True) for rank in range(2)]
 

@@ -1,4 +1,4 @@
-"""Processes that a launcher starts: what is asked of accelerate counts or is refused, cores are shared, deaths noticed."""
+"""Processes that a launcher starts: settings count or are refused, cores are shared, deaths are noticed."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runner.ranks import clean_environment, finish, start_ranks
 
 from amago.distributed.launch_settings import check_launch_settings
 from amago.envs.env_utils import available_cores
 from amago.utils import AmagoWarning
-from tests.runner.ranks import clean_environment, finish, start_ranks
 
 pytestmark = pytest.mark.source_only
 
@@ -31,7 +31,11 @@ pytestmark = pytest.mark.source_only
     ],
 )
 def test_what_is_asked_of_accelerate_and_would_have_no_effect_is_refused(
-    make_experiment: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, remedy: str
+    make_experiment: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    remedy: str,
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=variable) as raised:
@@ -120,7 +124,9 @@ processes.wait()
         pytest.param("exchanging", 0, marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_is_killed_ends_the_others_with_a_message(tmp_path: Path, state: str, dying: int) -> None:
+def test_a_process_that_is_killed_ends_the_others_with_a_message(
+    tmp_path: Path, state: str, dying: int
+) -> None:
     (tmp_path / "script.py").write_text(DYING)
     started = start_ranks(tmp_path / "script.py", [str(tmp_path), str(dying), state])
     survivor = started[1 - dying]

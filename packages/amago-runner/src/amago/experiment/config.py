@@ -188,6 +188,8 @@ class ExperimentConfig:
         keep_checkpoints: Number of training states to keep; older ones are deleted. All are kept if None.
         env_description: JSON-serializable description of the environment for `run.json`.
         log_to_tensorboard: Log to TensorBoard event files in `tensorboard/` of the run's folder.
+        fsdp: Shard the trajectory encoder over the processes of a data-parallel run (FSDP2): its parameters,
+            gradients and optimizer state. For models that do not fit a GPU whole; not with `compile=True`.
     """
 
     run_name: str
@@ -251,6 +253,7 @@ class ExperimentConfig:
     keep_checkpoints: int | None = None
     env_description: Mapping[str, Any] | None = None
     log_to_tensorboard: bool = False
+    fsdp: bool = False
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""
@@ -348,6 +351,10 @@ class ExperimentConfig:
             raise ValueError(
                 f"traj_save_len is {self.traj_save_len!r}, less than max_seq_len ({self.max_seq_len}): no file "
                 f"could hold a full training sequence. Set it to at least {self.max_seq_len}."
+            )
+        if self.fsdp and self.compile is True:
+            raise ValueError(
+                "fsdp and compile are both True: a sharded model cannot be compiled; set one to False"
             )
         if self.double_buffer and (self.env_mode != "async" or self.parallel_actors < 2):
             raise ValueError(

@@ -45,7 +45,7 @@ _PACKAGES = (
     "gymnasium",
 )
 # Arguments of the process, not of the run.
-_NOT_RECORDED = ("callbacks", "resume", "env_description", "seed")
+_NOT_RECORDED = ("callbacks", "resume", "env_description", "seed", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)
