@@ -31,7 +31,7 @@ def make(kind: str, *, checkpointing: bool, seed: int = 0) -> TrajEncoder:
 
 
 def train_step(encoder: TrajEncoder) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], int]:
-    """Output, gradients and state after a forward and a backward pass, and the bytes that autograd kept between."""
+    """Output, gradients and state after an update's passes, and the bytes that autograd kept between them."""
     generator = torch.Generator().manual_seed(1)
     sequence = torch.randn(BATCH, LENGTH, WIDTH, generator=generator, requires_grad=True)
     kept: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Updates of one agent on batches that are divided among micro-batches and processes; run by test_data_parallel.py.
+"""Updates of one agent on batches that are divided among micro-batches and processes.
 
 As a program, every process trains on its sequences of each batch and writes its weights: `joint_updates.py FOLDER
-MICRO_BATCHES`.
+MICRO_BATCHES AGENT STATISTICS FSDP`.
 """
 
 import sys
@@ -12,10 +12,11 @@ import torch
 
 from amago.agent import Agent, Batch
 from amago.cli_utils import use_config
+from amago.distributed import fsdp as sharding
 from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner
 from amago.nets.specs import ActionSpec
-from amago.nets.traj_encoders import GRUTrajEncoder
+from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.utils import get_constant_schedule_with_warmup
 
@@ -61,14 +62,25 @@ def make_batch(update: int, rows: list[int]) -> Batch:
     return batch
 
 
-def train(folder: Path, micro_batches: int, *, agent_type: type[Agent], statistics: bool) -> dict[str, Any]:
+def train(
+    folder: Path,
+    micro_batches: int,
+    *,
+    agent_type: type[Agent],
+    statistics: bool,
+    transformer: bool = False,
+    fsdp: bool = False,
+) -> dict[str, Any]:
     """Trains on this process's share of every batch.
 
     Args:
         folder: folder for batches that are not finite.
         micro_batches: number of micro-batches in an update.
         agent_type: class of the agent.
-        statistics: normalise by running statistics, which take micro-batches one after the other.
+        statistics: normalise by running statistics, which take micro-batches one after the other, as the power
+            iteration of SigmaReparam does.
+        transformer: a Transformer with activation checkpointing instead of a GRU.
+        fsdp: shard it over the processes.
     """
     use_config(
         {
@@ -77,6 +89,14 @@ def train(folder: Path, micro_batches: int, *, agent_type: type[Agent], statisti
             "FFTstepEncoder.normalize_inputs": statistics,
             "GRUTrajEncoder.d_hidden": 8,
             "GRUTrajEncoder.d_output": 8,
+            "TformerTrajEncoder.d_model": 8,
+            "TformerTrajEncoder.d_ff": 15,
+            "TformerTrajEncoder.n_heads": 2,
+            "TformerTrajEncoder.n_layers": 2,
+            "TformerTrajEncoder.sigma_reparam": statistics,
+            "TformerTrajEncoder.dropout_ff": 0.0,
+            "TformerTrajEncoder.dropout_emb": 0.0,
+            "TformerTrajEncoder.activation_checkpointing": True,
             "Actor.d_hidden": 8,
             "NCritics.d_hidden": 8,
         }
@@ -89,15 +109,16 @@ def train(folder: Path, micro_batches: int, *, agent_type: type[Agent], statisti
         action_space=ActionSpec("discrete", (3,), None, None),
         max_seq_len=16,
         tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=GRUTrajEncoder,
+        traj_encoder_type=TformerTrajEncoder if transformer else GRUTrajEncoder,
         num_critics=2,
         num_critics_td=2,
         n_step=3,
         popart=statistics,
     )
-    optimizer = torch.optim.SGD(agent.trainable_params, lr=0.1)
+    model = processes.wrap(agent, fsdp=fsdp)
+    optimizer = torch.optim.SGD(agent.trainable_params, lr=0.1, foreach=False)
     learner = Learner(
-        processes.wrap(agent),
+        model,
         optimizer,
         processes,
         lr_schedule=get_constant_schedule_with_warmup(optimizer, 0),
@@ -113,15 +134,23 @@ def train(folder: Path, micro_batches: int, *, agent_type: type[Agent], statisti
     for update in range(UPDATES):
         for micro_batch in rows:
             metrics = learner.train_batch(make_batch(update, micro_batch), log_step=True)
-    state = {name: tensor.detach().clone() for name, tensor in agent.state_dict().items()}
+    held = sum(sharding.local(parameter).numel() for parameter in agent.traj_encoder.parameters())
+    weights = sharding.whole(dict(agent.state_dict()))
+    state = {name: tensor.detach().clone() for name, tensor in weights.items()}
     own = {name: float(value) for name, value in metrics.items()}
-    return {"state": state, "own metrics": own, "metrics": processes.mean_metrics(metrics)}
+    return {"state": state, "held": held, "own metrics": own, "metrics": processes.mean_metrics(metrics)}
 
 
 if __name__ == "__main__":
     output = Path(sys.argv[1])
     agent_types = {"Agent": Agent, "MaskedAgent": MaskedAgent}
+    statistics, fsdp = (argument == "True" for argument in sys.argv[4:6])
     result = train(
-        output, int(sys.argv[2]), agent_type=agent_types[sys.argv[3]], statistics=sys.argv[4] == "True"
+        output,
+        int(sys.argv[2]),
+        agent_type=agent_types[sys.argv[3]],
+        statistics=statistics,
+        transformer=fsdp,
+        fsdp=fsdp,
     )
     torch.save(result, output / f"result_{Processes(make_accelerator()).rank}.pt")

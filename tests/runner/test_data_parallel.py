@@ -24,7 +24,7 @@ def train_in_two_processes(
     folder: Path, micro_batches: int, agent_type: type[Agent], statistics: bool
 ) -> list[dict[str, Any]]:
     script = Path(__file__).parent / "joint_updates.py"
-    arguments = [str(folder), str(micro_batches), agent_type.__name__, str(statistics)]
+    arguments = [str(folder), str(micro_batches), agent_type.__name__, str(statistics), "False"]
     finish(start_ranks(script, arguments))
     return [torch.load(folder / f"result_{rank}.pt", weights_only=True) for rank in range(2)]
 

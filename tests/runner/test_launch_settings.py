@@ -1,4 +1,4 @@
-"""Processes that a launcher starts: what is asked of accelerate counts or is refused, cores are shared, deaths noticed."""
+"""Processes that a launcher starts: settings count or are refused, cores are shared, deaths are noticed."""
 
 import os
 import signal

@@ -382,8 +382,8 @@ class Agent(BaseAgent):
     ) -> Tensor:
         """The mean of an error (1, n, ..., G, 1) over the entries that the mask hook keeps, ().
 
-        The learner weighs the loss of a data-parallel process by its real transitions. A mask hook may keep another
-        share of them in each process, so the mean is multiplied by the share here relative to that in all processes.
+        The learner weighs the loss of a data-parallel process by its real transitions. A mask hook may keep
+        another share of them in each process, so the mean is multiplied by the share here relative to that in all.
         """
         full = scatter_to_batch(at_least_float32(error), t.flat_idxs, batch)  # (B, T, ..., G, 1)
         mask = batch.transition_mask

@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers that compute their activations again in the backward pass instead of keeping them."""
+"""Activation checkpointing: activations are computed again in the backward pass instead of being kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher asks of accelerate through environment variables, checked against what this library does itself."""
+"""Checks what a launcher asks of accelerate through environment variables, and shares the cores of a machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from amago.envs.env_utils import available_cores
 from amago.utils import amago_warning
 
-# Settings of `accelerate launch` that have an argument of Experiment, with their value when they are not asked for.
+# Settings of `accelerate launch` with the value that asks for nothing and the argument of Experiment instead.
 _ARGUMENTS = {
     "ACCELERATE_USE_FSDP": ("false", "fsdp=True"),
     "ACCELERATE_USE_DEEPSPEED": ("false", "fsdp=True"),
@@ -22,7 +22,7 @@ _ARGUMENTS = {
 
 
 def check_launch_settings(mixed_precision: str) -> None:
-    """Refuses settings of `accelerate launch` that would have no effect, and warns if it started one process of several.
+    """Refuses settings of `accelerate launch` without effect, and warns if it started one process of several.
 
     Args:
         mixed_precision: "no" or "bf16", as the run is configured.
@@ -39,8 +39,8 @@ def check_launch_settings(mixed_precision: str) -> None:
         )
         raise ValueError(
             f"accelerate is asked for mixed precision {asked!r} (ACCELERATE_MIXED_PRECISION, or accelerate launch "
-            f"--mixed_precision {asked}), but the run has mixed_precision={mixed_precision!r}: {remedy}, or launch "
-            "with --mixed_precision no"
+            f"--mixed_precision {asked}), but the run has mixed_precision={mixed_precision!r}: {remedy}, or "
+            "launch with --mixed_precision no"
         )
     for variable, (unasked, argument) in _ARGUMENTS.items():
         value = os.environ.get(variable, unasked)
@@ -56,16 +56,16 @@ def check_launch_settings(mixed_precision: str) -> None:
         and "WORLD_SIZE" not in os.environ
     ):
         amago_warning(
-            "accelerate launch was asked for several processes and started only this one, as it does on a CPU. Start "
-            "them with: ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node=N SCRIPT"
+            "accelerate launch was asked for several processes and started only this one, as it does on a CPU. "
+            "Start them with: ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node=N SCRIPT"
         )
 
 
 def share_cores(hosts: Sequence[str]) -> None:
-    """Divides the cores of this machine among its processes: environment workers, loader workers and torch's threads.
+    """Divides the cores of this machine among its processes: environment and loader workers, torch's threads.
 
     Args:
-        hosts: Host name of every process. Their number on this host becomes `LOCAL_WORLD_SIZE`, as torchrun sets it.
+        hosts: Host name of every process. Their number on this host becomes `LOCAL_WORLD_SIZE`, as with torchrun.
             A number of threads in `OMP_NUM_THREADS` is kept; torchrun sets it to 1 by default.
     """
     os.environ["LOCAL_WORLD_SIZE"] = str(hosts.count(socket.gethostname()))

@@ -1,19 +1,22 @@
 """PeerWatch: ends a data-parallel process when another one has died.
 
-A process that waits for a dead one in a collective operation may wait for the whole timeout of the process group: NCCL
-does not notice, and gloo's connections stay open in forked workers of the dead process. Each process therefore keeps a
-TCP connection to the main process, which the operating system closes when either of them dies.
+A process that waits for a dead one in a collective operation may wait for the whole timeout of the process group:
+NCCL does not notice, and gloo's connections stay open in forked workers of the dead process. Each process
+therefore keeps a TCP connection to the main process, which the operating system closes when either of them dies.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import selectors
 import socket
 import sys
 import threading
 import time
+
+import torch.distributed as dist
 
 _FINISHED = b"."
 _GRACE_SECONDS = 5.0
@@ -22,7 +25,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 5}
 
 
 class PeerWatch:
-    """The connections of this process to the others: of the main process to all, of the others to the main process.
+    """The connections of this process: of the main process to all others, of the others to the main process.
 
     Args:
         rank: Rank of this process.
@@ -53,8 +56,8 @@ class PeerWatch:
     def _end(self, dead_rank: int) -> None:
         """Tells the other processes and ends this one; its main thread has some seconds to end by itself."""
         print(
-            f"amago: rank {dead_rank} of this run ended before the others, by an error or a signal; see its own output. "
-            f"Rank {self._rank} ends too.",
+            f"amago: rank {dead_rank} of this run ended before the others, by an error or a signal; see its own "
+            f"output. Rank {self._rank} ends too.",
             file=sys.stderr,
             flush=True,
         )
@@ -64,15 +67,21 @@ class PeerWatch:
 
     def _finish(self) -> None:
         """At the end of the process; an exception that nobody handled is no regular end."""
-        if not hasattr(sys, "last_value"):
+        is_regular = not hasattr(sys, "last_value")
+        if is_regular:
             self._send(_FINISHED)
+        else:
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        # Its threads should end before Python is finalized.
+        if dist.is_initialized() and (is_regular or dist.get_backend() == "gloo"):
+            dist.destroy_process_group()
 
     def _send(self, message: bytes) -> None:
         for connection in self._connections.values():
-            try:
+            with contextlib.suppress(OSError):  # it has ended too
                 connection.sendall(message)
-            except OSError:  # it has ended too
-                continue
 
     def _close(self) -> None:
         for connection in self._connections.values():

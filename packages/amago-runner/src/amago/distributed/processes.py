@@ -1,8 +1,8 @@
 """Processes: data-parallel training in one or several processes, through accelerate.
 
-`torchrun` or `accelerate launch` starts several processes; each trains on its own batches and gradients are averaged.
-accelerate assigns devices and wraps the model. Mixed precision, the learning-rate schedule and checkpoints are our own:
-accelerate would advance the schedule once per process and write pickles.
+`torchrun` or `accelerate launch` starts several processes; each trains on its own batches and gradients are
+averaged. accelerate assigns devices and wraps the model. Mixed precision, the learning-rate schedule and
+checkpoints are our own: accelerate would advance the schedule once per process and write pickles.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
 
+from amago.distributed.fsdp import shard
 from amago.distributed.launch_settings import check_launch_settings, share_cores
 from amago.distributed.peer_watch import Meeting, PeerWatch, connect
 
@@ -36,10 +37,14 @@ class Processes:
 
     Args:
         accelerator: Created by `make_accelerator`.
+
+    Attributes:
+        is_sharded: Whether `wrap` has sharded a model.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+        self.is_sharded = False
 
     @property
     def rank(self) -> int:
@@ -63,8 +68,27 @@ class Processes:
         # accelerate numbers the CPU of several processes ("cpu:1"), which torch.load does not accept.
         return torch.device("cpu") if device.type == "cpu" else device
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model, wrapped in DistributedDataParallel if there are several processes."""
+    def wrap(self, model: nn.Module, *, fsdp: bool = False) -> nn.Module:
+        """The model, wrapped in DistributedDataParallel if there are several processes.
+
+        Args:
+            model: The agent.
+            fsdp: Shard its trajectory encoder instead, see `amago.distributed.fsdp`; the agent itself is returned.
+
+        Raises:
+            ValueError: `fsdp` in a single process.
+        """
+        if fsdp and self.count == 1:
+            raise ValueError(
+                "fsdp is True, but there is one process, so nothing can be sharded: start several, e.g. with "
+                "torchrun --nproc_per_node=N, or set fsdp=False"
+            )
+        if fsdp:
+            for tensor in model.state_dict().values():
+                torch.distributed.broadcast(tensor, 0)
+            shard(cast(nn.Module, model.traj_encoder), self.count, self.device)
+            self.is_sharded = True
+            return model
         if self.count == 1:
             return model
         return cast(nn.Module, self.accelerator.prepare_model(model))
@@ -77,7 +101,7 @@ class Processes:
     @contextmanager
     def local_gradients(self, model: nn.Module) -> Iterator[None]:
         """Backward passes in this context accumulate gradients without averaging them over the processes."""
-        if self.count == 1:
+        if self.count == 1 or self.is_sharded:  # shares of gradients are accumulated, not whole ones
             yield
             return
         with self.accelerator.no_sync(model):
@@ -99,6 +123,12 @@ class Processes:
         if self.count == 1:
             return flags
         return cast(Tensor, self.accelerator.reduce(flags.to(torch.float32), reduction="sum")) > 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the processes."""
+        if self.count == 1:
+            return tensor
+        return cast(Tensor, self.accelerator.reduce(tensor, reduction="sum"))
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of a tensor over the processes."""
@@ -138,10 +168,11 @@ class Processes:
 
 
 def make_accelerator(mixed_precision: str = "no") -> Accelerator:
-    """Creates the Accelerator of this process; with several processes, meets the others and shares the cores with them.
+    """Creates the Accelerator of this process, which shares the cores of its machine with the others.
 
-    accelerate's own mixed precision is off: the learner and the policy use autocast. `find_unused_parameters` because
-    not every head takes part in every loss; `broadcast_buffers` so that running statistics are equal in all processes.
+    accelerate's own mixed precision is off: the learner and the policy use autocast. `find_unused_parameters`
+    because not every head takes part in every loss; `broadcast_buffers` so that running statistics are equal in
+    all processes.
 
     Args:
         mixed_precision: "no" or "bf16", as the run is configured.

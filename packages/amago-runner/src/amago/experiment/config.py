@@ -143,6 +143,8 @@ class ExperimentConfig:
         overwrite: Let `start()` replace a run of the same name: its files are deleted, and the trajectories in
             `buffer/` of its folder if this run collects; protected trajectories and other files stay.
         max_policy_age: Seconds without a new policy of the learner, after which a collector warns once.
+        fsdp: Shard the trajectory encoder over the processes of a data-parallel run (FSDP2): its parameters,
+            gradients and optimizer state. For models that do not fit a GPU whole; not with `compile=True`.
     """
 
     run_name: Name
@@ -211,6 +213,7 @@ class ExperimentConfig:
     log_to_tensorboard: bool = False
     overwrite: bool = False
     max_policy_age: Annotated[float, Ge(0), MAY_BE_INFINITE] = 600.0
+    fsdp: bool = False
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""
@@ -304,6 +307,10 @@ class ExperimentConfig:
             raise ValueError(
                 f"val_timesteps_per_epoch is 0 and val_interval {self.val_interval}: no episode would be played. "
                 "Set it to at least the length of an episode, or val_interval to None for no validation."
+            )
+        if self.fsdp and self.compile is True:
+            raise ValueError(
+                "fsdp and compile are both True: a sharded model cannot be compiled; set one to False"
             )
         if self.double_buffer and (self.env_mode != "async" or self.parallel_actors < 2):
             raise ValueError(

@@ -8,6 +8,7 @@ override any public method.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import math
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from amago.agent import BaseAgent, Batch
+from amago.distributed import fsdp
 from amago.distributed.processes import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
 from amago.envs.metrics import ReturnHistory, SpecialMetricHistory
@@ -183,6 +185,7 @@ class Experiment(ExperimentConfig):
         self._stopping = False
         self._saved_epoch = -1
         self._validation_return: float | None = None
+        self._whole_policy: BaseAgent | None = None  # acts instead of a sharded policy
 
     def start(self) -> None:
         """Creates dataset, loader, environments, agent, optimizer, checkpoints and loggers.
@@ -352,7 +355,10 @@ class Experiment(ExperimentConfig):
         """Creates the agent, its optimizer and the learning-rate schedule."""
         with self.streams.initializing():
             agent = self.init_agent()
-        self.policy_aclr = self.processes.wrap(agent.to(self.DEVICE))
+        agent = agent.to(self.DEVICE)
+        if self.fsdp:
+            self._whole_policy = copy.deepcopy(agent)
+        self.policy_aclr = self.processes.wrap(agent, fsdp=self.fsdp)
         self.optimizer = self.init_optimizer(self.policy)
         self.lr_schedule = get_constant_schedule_with_warmup(self.optimizer, self.lr_warmup_steps)
 
@@ -366,11 +372,11 @@ class Experiment(ExperimentConfig):
             grad_clip=self.grad_clip,
             batches_per_update=self.batches_per_update,
             autocast=self._autocast,
-            compile_loss=self.DEVICE.type == "cuda" if self.compile == "auto" else bool(self.compile),
+            compile_loss=self._compile_loss,
             max_nonfinite=self.max_nonfinite_updates,
             bad_batch_dir=self.run_dir / "nonfinite",
         )
-        acting = ActingPolicy(self.policy, device=self.DEVICE, autocast=self._autocast)
+        acting = ActingPolicy(self._whole_policy or self.policy, device=self.DEVICE, autocast=self._autocast)
         self.evaluator = Evaluator(acting, self.streams)
         self.collector = None
         if self.train_envs is not None:
@@ -744,6 +750,8 @@ class Experiment(ExperimentConfig):
             The final hidden state, and the arguments of `policy_metrics`: returns and special metrics of the
             episodes that finished in this process.
         """
+        if self._whole_policy is not None:
+            self._whole_policy.load_state_dict(fsdp.whole(self.policy.state_dict()))
         section = "train" if envs is self.train_envs else "val" if envs is self.val_envs else "test"
         total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
         self._notify("on_rollout_start", section, total)
@@ -835,6 +843,7 @@ class Experiment(ExperimentConfig):
         own = {"exploration": [], "recorder": None} if self.collector is None else self.collector.state_dict()
         all_processes = self.processes.gather(own)
         self._count_wall_seconds()
+        policy, optimizer = fsdp.whole((self.policy.state_dict(), self.optimizer.state_dict()))
         if self.processes.is_main:
             state = {
                 "seed": self.streams.seed,
@@ -848,9 +857,7 @@ class Experiment(ExperimentConfig):
                 "processes": all_processes,
                 "wandb_run_id": self.metric_logger.wandb_run_id,
             }
-            contents = TrainingState(
-                self.policy.state_dict(), self.optimizer.state_dict(), self.lr_schedule.state_dict(), state
-            )
+            contents = TrainingState(policy, optimizer, self.lr_schedule.state_dict(), state)
             self.checkpointer.save(self.epoch, contents)
         self.processes.wait()
         self._saved_epoch = self.epoch
@@ -885,13 +892,14 @@ class Experiment(ExperimentConfig):
         if is_accelerate_state:
             self._restore(load_training_state(path, self.DEVICE))
         else:
-            load_saved_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
+            self._load_policy(read_saved_policy(path, self.DEVICE), path)
             self.policy.on_checkpoint_loaded(is_resume=False)
 
     def write_latest_policy(self) -> None:
         """Writes `ckpts/latest/policy.pt`, in the main process only."""
+        weights = fsdp.whole(self.policy.state_dict())
         if self.processes.is_main:
-            self.checkpointer.save_latest(self.policy.state_dict())
+            self.checkpointer.save_latest(weights)
 
     def read_latest_policy(self) -> None:
         """Loads `ckpts/latest/policy.pt`; warns if there is none yet."""
@@ -900,7 +908,7 @@ class Experiment(ExperimentConfig):
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return
-        load_saved_policy(self.policy, weights, self.checkpointer.latest_policy)
+        self._load_policy(weights, self.checkpointer.latest_policy)
         self.policy.on_checkpoint_loaded(is_resume=False)
 
     def delete_buffer_from_disk(self) -> None:
@@ -1001,6 +1009,12 @@ class Experiment(ExperimentConfig):
     @property
     def _any_envs(self) -> VectorEnv | SplitVectorEnv:
         return self.val_envs if self.train_envs is None else self.train_envs
+
+    @property
+    def _compile_loss(self) -> bool:
+        if self.compile == "auto":
+            return self.DEVICE.type == "cuda" and not self.fsdp
+        return bool(self.compile)
 
     @property
     def _autocast(self) -> bool:
@@ -1288,9 +1302,9 @@ class Experiment(ExperimentConfig):
         """Restores a training state; training continues with the following epoch, or within an unfinished one."""
         assert self.dataset is not None
         state = saved.state
-        load_saved_policy(self.policy, saved.policy, "the training state")
+        self._load_policy(saved.policy, "the training state")
         check_saved_optimizer(self.optimizer, saved.optimizer, "the training state")
-        self.optimizer.load_state_dict(saved.optimizer)
+        self.optimizer.load_state_dict(fsdp.shard_optimizer_state(saved.optimizer, self.optimizer))
         self.lr_schedule.load_state_dict(saved.lr_schedule)
         self.counters = Counters(**state["counters"])
         self._saved_epoch = self.counters.epoch
@@ -1320,6 +1334,10 @@ class Experiment(ExperimentConfig):
         elif self.collector is not None:
             self.collector.load_state_dict(state["processes"][self.processes.rank])
         self.policy.on_checkpoint_loaded(is_resume=True)
+
+    def _load_policy(self, weights: Mapping[str, Any], source: object) -> None:
+        """Loads the weights of a whole policy; `source` is named in errors."""
+        load_saved_policy(self.policy, fsdp.shard_model_state(weights, self.policy), source)
 
     def _saves_policy(self) -> bool:
         """Whether this run owns run.json and checkpoints; False for collectors and runs of no epoch."""

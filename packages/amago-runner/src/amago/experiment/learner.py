@@ -1,8 +1,8 @@
 """Learner: gradient accumulation, clipping, optimizer steps, target updates and the check for non-finite updates.
 
-The gradient of an update is that of one batch with the sequences of all its micro-batches in all processes: each loss,
-a mean over the real transitions of its batch, is weighed by their number. InputNorm and PopArt cover all processes too,
-but take micro-batches one after the other.
+The gradient of an update is that of one batch with the sequences of all its micro-batches in all processes: each
+loss, a mean over the real transitions of its batch, is weighed by their number. InputNorm and PopArt cover all
+processes too, but take micro-batches one after the other.
 
 On a GPU the check does not synchronize: the fused optimizer skips its step when a flag on the device is set, and
 the flag is copied to the CPU asynchronously and read a few updates later.
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from amago.agent import BaseAgent, Batch
+from amago.distributed import fsdp
 from amago.distributed.processes import Processes
 from amago.kernels.memory import keep_freed_memory
 from amago.nets.specs import as_obs_spec
@@ -146,7 +147,8 @@ class Learner:
         """Steps the optimizer with the batches of an incomplete update, if any, and waits for pending checks."""
         if self._accumulated:
             # Gradients of an incomplete update were accumulated without averaging over the processes.
-            self._processes.average_gradients(self._parameters)
+            if not self._processes.is_sharded:
+                self._processes.average_gradients(self._parameters)
             self._step(log_step=False)
         while self._pending:
             self._handle_check(self._pending.popleft())
@@ -188,17 +190,22 @@ class Learner:
         if not self._is_divided:
             return
         transitions = torch.tensor(float(self._transitions)).to(self._processes.device)
-        grads = [p.grad for p in self._parameters if p.grad is not None]
+        grads = [fsdp.local(p.grad) for p in self._parameters if p.grad is not None]
         torch._foreach_div_(grads, self._processes.mean(transitions).clamp_min(1.0))
         self._transitions = 0
 
     def _step(self, log_step: bool) -> dict[str, Tensor | float]:
         """Steps the optimizer unless a loss or gradient is non-finite, and clears the gradients."""
         assert self._finite is not None
+        if self._processes.is_sharded:  # gradients of shares were averaged in the backward pass
+            self._processes.average_gradients([p for p in self._parameters if not fsdp.is_sharded(p)])
         self._divide_gradients()
         # The norms of single networks, before clipping changes them.
-        norms = self.agent.get_grad_norms() if log_step else {}
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
+        norms = fsdp.whole(self.agent.get_grad_norms()) if log_step else {}
+        if self._processes.is_sharded:
+            norm = fsdp.clip_grad_norm_(self._parameters, self._grad_clip, self._processes.sum)
+        else:
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
         nonfinite = self._processes.any(~(self._finite & torch.isfinite(norm)))
         learning_rate = self.lr_schedule.get_last_lr()[0]
         self._step_unless(nonfinite)
@@ -320,8 +327,13 @@ def make_adamw(
     Args:
         parameters: parameters, or groups of them with settings of their own, see `amago.finetuning`.
     """
-    fused = device.type in ("cpu", "cuda")
     trained: list[Any] = list(parameters)
     if not any(isinstance(each, dict) for each in trained):
         trained = list(dict.fromkeys(trained))  # subclasses may list a network that the agent already lists
+        if any(fsdp.is_sharded(parameter) for parameter in trained):
+            # Neither implementation takes sharded and whole parameters together.
+            return torch.optim.AdamW(
+                trained, lr=learning_rate, weight_decay=l2_coeff, fused=False, foreach=False
+            )
+    fused = device.type in ("cpu", "cuda")
     return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=l2_coeff, fused=fused)

@@ -54,7 +54,7 @@ _PACKAGES = (
 )
 AGENT_ARGUMENTS = ("agent_type", "tstep_encoder_type", "traj_encoder_type", "max_seq_len")
 # Arguments of the process, not of the run.
-_NOT_RECORDED = ("callbacks", "resume", "overwrite", "env_description", "seed")
+_NOT_RECORDED = ("callbacks", "resume", "overwrite", "env_description", "seed", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,8 +145,8 @@ class BatchLoader:
                 raise
             self._loader, self._timed_out = None, False
             raise RuntimeError(
-                f"the loader workers delivered no batch for {self.worker_timeout:g} s: one of them hangs, for example "
-                "on a file system that does not answer, or was stopped. Check the disk of the buffer; "
+                f"the loader workers delivered no batch for {self.worker_timeout:g} s: one of them hangs, for "
+                "example on a file system that does not answer, or was stopped. Check the disk of the buffer; "
                 "dloader_workers=0 loads in the main process, where Ctrl-C shows what it waits for."
             ) from error
         finally:

@@ -205,8 +205,8 @@ class MambaTrajEncoder(TrajEncoder):
         n_layers: number of layers.
         norm: normalisation before each layer and of the output, see `Normalization`.
         backend: backend of the scan, "auto" or one of the backends of `amago.kernels.selective_scan`.
-        activation_checkpointing: compute the activations of each layer again in the backward pass instead of keeping
-            them: less memory for long sequences, the same results, about a third more time.
+        activation_checkpointing: compute the activations of each layer again in the backward pass instead of
+            keeping them: less memory for long sequences, the same results, about a third more time.
 
     Raises:
         ValueError: for a size below 1 or an unknown backend.

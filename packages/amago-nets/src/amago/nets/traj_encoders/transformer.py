@@ -54,8 +54,8 @@ class TformerTrajEncoder(TrajEncoder):
         normformer_norms: the additional norms of NormFormer (Shleifer et al. 2021).
         head_scaling: NormFormer's learned factor per head.
         attention_type: class of the self-attention, constructed with `causal` and `dropout`.
-        activation_checkpointing: compute the activations of each layer again in the backward pass instead of keeping
-            them: less memory for long sequences, the same results, about a third more time.
+        activation_checkpointing: compute the activations of each layer again in the backward pass instead of
+            keeping them: less memory for long sequences, the same results, about a third more time.
 
     Raises:
         ValueError: if d_model is not a multiple of n_heads.
