@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from amago.cli.environments import resolve_environment
+from amago.cli.options import parse_arguments
 from amago.cli.report import mean_return
 from benchmarks.machine import ROOT, append, describe
 
@@ -48,14 +50,15 @@ TASKS = {
     "pendulum": Task(arguments="Pendulum-v1"),
     "popgym-repeat-previous": Task(arguments="popgym-RepeatPreviousEasy-v0"),
     "babyai-go-to-red-ball": Task(arguments="BabyAI-GoToRedBallNoDists-v0"),
-    "atari-pong": Task(arguments="ALE/Pong-v5", random_episodes=20),
+    "atari-pong": Task(arguments="ALE/Pong-v5 --env-arg frame_skip=12", random_episodes=20),
 }
 
 
 def random_return(task: Task) -> float:
     """Mean return of a policy that draws its actions uniformly."""
-    name = task.arguments.split()[0]
-    env = resolve_environment(name, {})()
+    name, *options = shlex.split(task.arguments)
+    env_args = [value for option, value in itertools.pairwise(options) if option == "--env-arg"]
+    env = resolve_environment(name, parse_arguments(env_args, "--env-arg"))()
     env.action_space.seed(0)
     returns = []
     for episode in range(task.random_episodes):

@@ -47,7 +47,7 @@ TESTED_WITH = {
     "kernels": ("triton",),  # its interpreter runs the kernels on the CPU
     "nets": ("gymnasium",),  # real spaces to read
     "agents": ("gymnasium",),
-    "runner": ("h5py", "minari"),
+    "runner": ("h5py", "imageio-ffmpeg", "minari", "tensorboard"),
 }  # what their tests need; they do without
 SHARED_TEST_FILES = (
     "conftest.py",

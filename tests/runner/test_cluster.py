@@ -12,7 +12,7 @@ import pytest
 
 from amago.cli.launch import LaunchTable
 from amago.cli.launch_process import ClusterCollectorMaker, ClusterLearner, command
-from amago.cli.run_folders import prepare_folder
+from amago.cli.run_folders import clear_run_folder, require_run_folder
 from amago.distributed.cluster import ClusterLaunch
 from amago.experiment.shared_run import read_collected
 from amago.experiment.status import read_status
@@ -62,7 +62,8 @@ def three_nodes(
 
 
 def make_launch(folder: Path, address: str, told: list[str], **changes: Any) -> ClusterLaunch:
-    prepare_folder(folder, overwrite=False)
+    require_run_folder(folder)
+    clear_run_folder(folder, overwrite=False)
     settings = {"changes": {**CHANGES, **changes}, "gin_files": [], "assignments": []}
     learner = command(
         "learner",
