@@ -74,10 +74,9 @@ def shard_optimizer_state(state: Mapping[str, Any], optimizer: Optimizer) -> dic
         for index, parameter in enumerate(parameters)
         if index in state["state"]
     }
-    groups = [
-        {**saved, **{name: current[name] for name in ("fused", "foreach") if name in current}}
-        for saved, current in zip(state["param_groups"], optimizer.param_groups, strict=False)
-    ]
+    groups = [dict(group) for group in state["param_groups"]]
+    for group, own in zip(groups, optimizer.param_groups, strict=False):  # other numbers are torch's to refuse
+        group.update({name: own[name] for name in ("fused", "foreach") if name in own})
     return {**state, "state": moments, "param_groups": groups}
 
 
