@@ -133,7 +133,7 @@ def test_fitting_values_are_accepted(hint: Any, value: Any) -> None:
         (WHOLE, math.nan, ValueError, "at least 0"),
         (bool, "no", TypeError, "True or False"),
         (bool, 0, TypeError, "True or False"),
-        (bool | Literal["auto"], "on", ValueError, "True or False or one of 'auto'"),
+        (bool | Literal["auto"], "on", ValueError, "True or False or 'auto'"),
         (Literal["none", "left"], "lefft", ValueError, r"one of 'none', 'left'.* Did you mean 'left'"),
         (str, 3, TypeError, "a string"),
         (Annotated[str, MinLen(1)], "", ValueError, "not empty"),

@@ -97,7 +97,7 @@ def test_an_observation_without_a_shape_is_a_type_error_with_the_remedy(space):
 
 def test_unsupported_action_space_raises_type_error():
     with pytest.raises(
-        TypeError, match=r"unsupported action space .*Discrete, MultiDiscrete, MultiBinary or Box"
+        TypeError, match=r"unsupported action space.*Discrete, MultiDiscrete, MultiBinary or Box"
     ):
         as_action_spec(spaces.Tuple([spaces.Discrete(2)]))
 

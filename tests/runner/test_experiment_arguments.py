@@ -13,6 +13,7 @@ from amago.envs.env_utils import available_cores
 from amago.envs.exploration import EpsilonGreedy
 from amago.experiment import Experiment
 from amago.experiment.run_json import read_run
+from amago.experiment.trusted import trusting
 from amago.loading import DiskTrajDataset, DoNothingDataset
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -26,7 +27,7 @@ MakeExperiment = Callable[..., Experiment]
         ({"env_mode": "asynch"}, ValueError, ["env_mode", "'asynch'", "Did you mean 'async'"]),
         ({"save_trajs_as": "trajectory"}, ValueError, ["save_trajs_as", "'trajectory'", "'traj'"]),
         ({"compile": "yes"}, ValueError, ["compile", "'yes'", "'auto'"]),
-        ({"resume": "no"}, ValueError, ["resume", "'no'", "True, False, 'auto'"]),
+        ({"resume": "no"}, ValueError, ["resume", "'no'", "True or False or 'auto'"]),
         ({"double_buffer": True, "env_mode": "sync"}, ValueError, ["double_buffer", "env_mode='async'"]),
         ({"batch_size": 0}, ValueError, ["batch_size", "0", "at least 1"]),
         ({"batch_size": 2.5}, TypeError, ["batch_size", "2.5", "whole number"]),
@@ -180,9 +181,12 @@ def test_dset_arguments_create_a_dataset_and_are_restored_from_run_json(
     assert len(list((tmp_path / "shared" / "buffer" / "fifo").iterdir())) > 0
     assert (tmp_path / "shared" / "run" / "ckpts" / "latest" / "policy.pt").is_file()
     record = read_run(experiment.run_dir)
-    again = Experiment(**record.experiment_arguments())
+    with trusting("tests"):
+        arguments = record.experiment_arguments()
+        others = record.experiment_arguments(dataset=DoNothingDataset())
+    again = Experiment(**arguments)
     assert (again.dset_name, again.dset_max_size, again.run_dir) == ("shared", 5, experiment.run_dir)
-    other = Experiment(**record.experiment_arguments(dataset=DoNothingDataset()))
+    other = Experiment(**others)
     assert (other.dset_name, other.run_dir) == (None, experiment.run_dir)
 
 

@@ -99,7 +99,6 @@ def test_a_run_writes_the_documented_files(make_experiment: MakeExperiment) -> N
         "summary.json",
         "learning_curve.png",
         "run.lock",
-        "run.holder.json",
         "ckpts/latest/policy.pt",
         "ckpts/latest/progress.json",
         "ckpts/policy_weights/policy_epoch_0.pt",

@@ -187,6 +187,7 @@ def test_a_cluster_without_ray_says_how_to_install_it(
             ratio=None,
             cluster=True,
             address=None,
+            trust=(),
             console=Console(),
         )
     assert not (tmp_path / "run").exists()

@@ -90,6 +90,8 @@ def test_processes_on_one_machine_share_its_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     share = max(1, available_cores() // 2)
     threads = int(chosen) if chosen else share
     (tmp_path / "script.py").write_text(SHARING)

@@ -889,10 +889,12 @@ if __name__ == "__main__":
 REBUILD = """
 from pathlib import Path
 from amago.experiment.run_json import read_run
+from amago.experiment.trusted import trusting
 
-record = read_run(Path("run"))
-record.bind_gin()
-print("made", record.experiment_arguments(dset_root=None)["make_train_env"]().env_name)
+with trusting("my_world"):
+    record = read_run(Path("run"))
+    record.bind_gin()
+    print("made", record.experiment_arguments(dset_root=None)["make_train_env"]().env_name)
 """
 WORLD_GIN = """
 import my_world

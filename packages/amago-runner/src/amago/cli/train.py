@@ -102,12 +102,12 @@ def train_run(
             )
             if only_learn:
                 switch_async_mode(experiment, "learn")
-            if not is_resumed:
-                require_run_folder(folder)
     try:
         experiment.check_loggers()
     except (ImportError, RuntimeError) as error:
         raise UsageProblem(str(error), "--wandb" if log_to_wandb else "--tensorboard") from error
+    if not is_resumed:
+        require_run_folder(folder)
     with limited_threads(None if plan is None else plan.recipe.threads):
         summary = _learn_and_evaluate(experiment, console, plan)
     picture = folder / PICTURE_FILE

@@ -75,7 +75,9 @@ def shard_optimizer_state(state: Mapping[str, Any], optimizer: Optimizer) -> dic
         if index in state["state"]
     }
     groups = [dict(group) for group in state["param_groups"]]
-    for group, own in zip(groups, optimizer.param_groups, strict=False):  # other numbers are torch's to refuse
+    for group, own in zip(
+        groups, optimizer.param_groups, strict=False
+    ):  # other numbers are torch's to refuse
         group.update({name: own[name] for name in ("fused", "foreach") if name in own})
     return {**state, "state": moments, "param_groups": groups}
 

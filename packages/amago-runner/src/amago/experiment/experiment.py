@@ -504,7 +504,10 @@ class Experiment(ExperimentConfig):
         if status == "stopped":
             self.close()
             if self.processes.is_main:
-                print(f"{self.run_name} stopped by {received.name}. {stopped}.", file=sys.stderr)
+                print(
+                    f"{self.run_name} stopped by {received.name} in epoch {self.epoch}. {stopped}.",
+                    file=sys.stderr,
+                )
             raise RunStopped(received)
         self._warn_without_updates()
         if self.role == "learner":
@@ -545,7 +548,7 @@ class Experiment(ExperimentConfig):
         self.learner.finish()
         self._copy_learner_counters()
         if self.ckpt_interval is None or not self._saves_policy():
-            return f"It was in epoch {self.epoch} and writes no checkpoints"
+            return "It writes no checkpoints"
         if self._part != _EpochPart() or self._saved_epoch != self.epoch - 1:
             self._stopping = True
             self.save_checkpoint()

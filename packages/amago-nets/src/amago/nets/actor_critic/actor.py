@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from amago.nets.activations import Activation, activation_switch
 from amago.nets.actor_critic.base import BaseActorHead, PolicyType
-from amago.nets.arguments import Probability, Size, check_arguments
+from amago.nets.arguments import Count, Probability, Size, check_arguments
 from amago.nets.ff import MLP
 from amago.nets.linear import Linear
 from amago.nets.normalization import Norm, Normalization
@@ -132,7 +132,7 @@ class ResidualActor(BaseActorHead):
         gammas: Tensor | Sequence[float],
         feature_dim: Size = 256,
         residual_ff_dim: Size = 512,
-        residual_blocks: Size = 2,
+        residual_blocks: Count = 2,
         activation: Activation = "leaky_relu",
         normalization: Norm | None = "layer",
         dropout_p: Probability = 0.0,

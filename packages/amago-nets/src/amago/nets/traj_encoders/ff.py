@@ -6,7 +6,7 @@ import gin
 from torch import Tensor, nn
 
 from amago.nets.activations import Activation, activation_switch
-from amago.nets.arguments import Probability, Size, check_arguments
+from amago.nets.arguments import Count, Probability, Size, check_arguments
 from amago.nets.dropout import Dropout
 from amago.nets.ff import FFBlock, LayerType
 from amago.nets.linear import Linear, activated
@@ -40,7 +40,7 @@ class FFTrajEncoder(TrajEncoder):
         max_seq_len: Size,
         d_model: Size = 256,
         d_ff: Size | None = None,
-        n_layers: Size = 1,
+        n_layers: Count = 1,
         dropout: Probability = 0.0,
         activation: Activation = "leaky_relu",
         norm: Norm | None = None,
