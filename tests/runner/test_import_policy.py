@@ -156,7 +156,7 @@ def test_a_file_with_code_is_refused_and_not_run(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"PK\x03\x04, and no archive", "it is damaged"),
+        (b"PK\x03\x04, and no archive", "is damaged"),
         ({"epoch": 3}, r"holds no state dict.*'epoch'"),
         ([1, 2], "holds no state dict.*list"),
     ],

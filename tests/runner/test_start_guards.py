@@ -112,7 +112,7 @@ def test_a_buffer_smaller_than_a_batch_is_a_warning(make_experiment: MakeExperim
     with pytest.warns(AmagoWarning, match="small holds at most 3 trajectory files.*batch_size=4"):
         experiment.start()
     experiment.close()
-    enough = make_experiment(dataset=DiskTrajDataset(tmp_path, "large", 4), batch_size=4)
+    enough = make_experiment("enough", dataset=DiskTrajDataset(tmp_path, "large", 4), batch_size=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error", AmagoWarning)
         enough.start()
