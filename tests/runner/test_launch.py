@@ -183,6 +183,7 @@ def test_a_cluster_without_ray_says_how_to_install_it(
             resume=False,
             overwrite=False,
             log_to_wandb=False,
+            log_to_tensorboard=False,
             collectors=1,
             ratio=None,
             cluster=True,

@@ -227,6 +227,9 @@ def launch(
     wandb: Annotated[
         bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
+    ] = False,
     gin: Gin = None,
     set_: Set = None,
     trust: Trust = None,
@@ -249,6 +252,7 @@ def launch(
         resume=resume,
         overwrite=overwrite,
         log_to_wandb=wandb,
+        log_to_tensorboard=tensorboard,
         collectors=collectors,
         ratio=ratio,
         cluster=cluster or address is not None,

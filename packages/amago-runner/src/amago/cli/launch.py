@@ -38,6 +38,7 @@ def launch_run(
     resume: bool,
     overwrite: bool,
     log_to_wandb: bool,
+    log_to_tensorboard: bool,
     collectors: int,
     ratio: float | None,
     cluster: bool,
@@ -48,7 +49,7 @@ def launch_run(
     """Trains the run in `folder` with a learner and collectors in processes of their own.
 
     Args:
-        folder, changes, gin_files, assignments, resume, overwrite, log_to_wandb: as of `train_run`.
+        folder, changes, gin_files, assignments, resume, overwrite, log_to_wandb, log_to_tensorboard: as of `train_run`.
         collectors: number of collectors.
         ratio: updates per environment step; None for no limit.
         cluster: run on a Ray cluster; `address` is its address.
@@ -88,7 +89,7 @@ def launch_run(
             "resume": resume,
             "overwrite": False,
             "log_to_wandb": log_to_wandb,
-            "log_to_tensorboard": False,
+            "log_to_tensorboard": log_to_tensorboard,
             "only_learn": True,
         },
     )

@@ -81,7 +81,10 @@ def problems_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        remedy = "continue it with --resume, replace it with --overwrite, or choose another --run-name."
+        remedy = (
+            "continue it with --resume (or --auto-resume, which also starts a new run), replace it with "
+            "--overwrite, or choose another --run-name."
+        )
         raise UsageProblem(f"the run {folder} exists: {remedy}", "--run-name") from error
     except RunInUseError as error:
         raise UsageProblem(f"{error}.", "--run-name") from error

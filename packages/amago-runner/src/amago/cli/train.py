@@ -178,7 +178,9 @@ def _learn_and_evaluate(experiment: Experiment, console: Console, plan: RunPlan 
     try:
         with problems_named(experiment.run_dir):
             experiment.start()
-        if plan is not None:
+        if experiment.epoch >= experiment.epochs:
+            console.print(f"{experiment.run_dir} has finished its {experiment.epoch} epochs.", soft_wrap=True)
+        elif plan is not None:
             _announce(console, plan.recipe)
         experiment.learn()
         if plan is None:
