@@ -49,7 +49,8 @@ def launch_run(
     """Trains the run in `folder` with a learner and collectors in processes of their own.
 
     Args:
-        folder, changes, gin_files, assignments, resume, overwrite, log_to_wandb, log_to_tensorboard: as of `train_run`.
+        folder, changes, gin_files, assignments, resume, overwrite: as of `train_run`.
+        log_to_wandb, log_to_tensorboard: as of `train_run`.
         collectors: number of collectors.
         ratio: updates per environment step; None for no limit.
         cluster: run on a Ray cluster; `address` is its address.
