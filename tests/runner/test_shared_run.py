@@ -76,7 +76,7 @@ def test_rounds_within_one_epoch_of_the_learner_have_their_own_random_actions(
 ) -> None:
     learner = switch_async_mode(make_experiment(epochs=0), "learn")
     learner.start()
-    learner._publish_policy(0)
+    learner.shared.publish_policy(learner, 0)
     keys: list[int] = []
     collector = switch_async_mode(make_experiment(callbacks=[Rounds(3)], val_interval=None), "collect")
     collector.start()
@@ -97,7 +97,7 @@ def test_only_the_first_collector_evaluates_and_once_per_epoch(
 ) -> None:
     learner = switch_async_mode(make_experiment(epochs=0), "learn")
     learner.start()
-    learner._publish_policy(0)
+    learner.shared.publish_policy(learner, 0)
     first = switch_async_mode(make_experiment(callbacks=[Rounds(3)], val_interval=1), "collect")
     first.start()
     second = switch_async_mode(make_experiment(callbacks=[Rounds(3)], val_interval=1), "collect")

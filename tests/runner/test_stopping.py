@@ -15,6 +15,7 @@ import pytest
 from amago.experiment import Callback, Experiment, RunStopped
 from amago.experiment.checkpointer import read_state
 from amago.experiment.stop_signals import StopSignals
+from amago.experiment.training_state import check_run_id
 from amago.tracking.jsonl import cut_metrics
 
 pytestmark = pytest.mark.source_only
@@ -171,7 +172,7 @@ def test_a_checkpoint_of_another_run_is_refused(make_experiment: MakeExperiment)
     assert read_state(first.checkpointer.training_state(0))["run_id"] == "0123456789ab"
     first.run_id = "ba9876543210"
     with pytest.raises(ValueError, match=r"of the run 0123456789ab.*of the run ba9876543210"):
-        first._check_run_id(0)
+        check_run_id(first.checkpointer, 0, first.run_id)
 
 
 def killed(folder: Path, env_mode: str, kills: int) -> str:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from amago.cli.report import SUMMARY_FILE, mean_return, success_by_attempt
+from amago.cli.run_folders import RUN_FILE
+from amago.experiment.run_folder import METRICS_FILE
 
-METRICS_FILE = "metrics.jsonl"
-RUN_FILE = "run.json"
 # Arguments of the Experiment that name the run, its folder or its logs; they do not change what is learned.
 _IDENTITY = {"run_name", "ckpt_base_dir", "dset_root", "dset_name", "seed", "verbose"}
 _LOGGING = ("wandb_", "log_to_")

@@ -12,7 +12,7 @@ from amago.cli.options import UsageProblem
 from amago.cli.recipe import QUICKSTART_NAME, Recipe
 from amago.envs.registry import did_you_mean
 
-# Modules of amago.experiment are imported inside: `--help` must not wait for torch.
+# Modules of amago.experiment are imported inside, and this name is repeated: `--help` must not wait for torch.
 RUN_FILE = "run.json"
 
 

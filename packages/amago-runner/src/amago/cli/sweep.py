@@ -39,7 +39,8 @@ from rich.table import Table
 from amago.cli.options import OPTIONS, UsageProblem, option_name, split_assignment
 from amago.cli.plots import mean_success
 from amago.cli.report_page import write_report
-from amago.cli.run_figures import RUN_FILE, Group, RunFigures, read_figures
+from amago.cli.run_figures import Group, RunFigures, read_figures
+from amago.cli.run_folders import RUN_FILE
 from amago.cli.statistics import Estimate, bootstrap_interquartile_mean
 from amago.cli.text import duration, number
 from amago.envs.registry import did_you_mean

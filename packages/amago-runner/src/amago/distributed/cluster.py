@@ -33,6 +33,8 @@ from amago.distributed.launch import END_SECONDS, MAX_QUICK_DEATHS, Deaths, last
 from amago.distributed.ratio import room_of_collectors
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import write_json
+from amago.experiment.run_folder import METRICS_FILE
+from amago.experiment.run_json import RUN_FILE
 from amago.experiment.shared_run import (
     Collected,
     CollectorSlot,
@@ -113,7 +115,7 @@ class CollectorActor:
             policy.tofile(path)
             write_json(progress._asdict(), progress_file(self._folder), indent=None)
         write_collected(others, self._folder, "others")
-        self._experiment.collect_round()
+        self._experiment.shared.collect_round(self._experiment)
         slot = self._experiment.slot
         assert slot is not None
         status = read_status(self._folder)
@@ -138,7 +140,7 @@ class CollectorActor:
 
     def _take_metrics(self) -> str:
         """The lines that were logged since the last call."""
-        with (self._folder / "metrics.jsonl").open() as file:
+        with (self._folder / METRICS_FILE).open() as file:
             file.seek(self._metrics_read)
             text = file.read()
             self._metrics_read = file.tell()
@@ -231,7 +233,7 @@ class ClusterLaunch:
         """Takes what collectors deliver and lets them go on; the exit status once the launch is over."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if self._record is None and (self._folder / "run.json").is_file():
+            if self._record is None and (self._folder / RUN_FILE).is_file():
                 self._start_collectors()
             self._look_for_policy()
             self._begin_rounds()
@@ -321,7 +323,7 @@ class ClusterLaunch:
                 file.write(content.data)
         collector.account = delivered.account
         write_collected(delivered.account, self._folder, collector.slot.index)
-        with (self._folder / "metrics.jsonl").open("a") as metrics:
+        with (self._folder / METRICS_FILE).open("a") as metrics:
             metrics.write(delivered.metrics)
         if delivered.status is not None:
             status = {**delivered.status, "index": collector.slot.index, "time": time.time()}

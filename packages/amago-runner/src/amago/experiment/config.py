@@ -243,6 +243,28 @@ class ExperimentConfig:
         """Whether any epoch of the run collects training data."""
         return self.train_timesteps_per_epoch > 0 and self.start_collecting_at_epoch < self.epochs
 
+    @property
+    def learns(self) -> bool:
+        """Whether any epoch of the run updates the agent."""
+        return self.start_learning_at_epoch < self.epochs
+
+    @property
+    def only_learns(self) -> bool:
+        """Whether the run learns, but neither collects nor evaluates."""
+        return self.learns and not self.collects and self.val_interval is None
+
+    @property
+    def role(self) -> str | None:
+        """What this process does for the run: "both", "learner" or "collector"; None if it does neither."""
+        if self.collects:
+            return "both" if self.learns else "collector"
+        return "learner" if self.learns else None
+
+    @property
+    def saves_policy(self) -> bool:
+        """Whether this run owns run.json and checkpoints; False for collectors and runs of no epoch."""
+        return self.epochs > 0 and (self.always_save_latest or self.ckpt_interval is not None)
+
     def env_makers(self, makers: EnvMaker | Sequence[EnvMaker]) -> list[EnvMaker]:
         """Returns one function per environment; repeats a single function and returns a list unchanged."""
         return [makers] * self._num_makers if callable(makers) else list(makers)

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +30,18 @@ from amago.distributed import fsdp
 from amago.distributed.processes import Processes, make_accelerator
 from amago.envs.env_utils import available_cores
 from amago.envs.metrics import ReturnHistory, SpecialMetricHistory
-from amago.envs.vector import SplitVectorEnv, VectorEnv, make_split_vector_env, make_vector_env
-from amago.experiment.callbacks import Callback, Counters
-from amago.experiment.checkpointer import (
-    Checkpointer,
-    TrainingState,
-    load_training_state,
-    read_state,
+from amago.envs.vector import SplitVectorEnv, VectorEnv
+from amago.experiment.advice import (
+    warn_of_no_data,
+    warn_of_no_test,
+    warn_of_no_validation,
+    warn_without_updates,
 )
+from amago.experiment.callbacks import Callback, Counters
+from amago.experiment.checkpointer import Checkpointer, load_training_state
 from amago.experiment.collector import Collector, make_recorder, make_training_recorder
 from amago.experiment.config import ExperimentConfig
+from amago.experiment.environments import make_eval_envs, make_train_envs
 from amago.experiment.evaluator import (
     Evaluator,
     histories_from_stats,
@@ -50,42 +52,31 @@ from amago.experiment.learner import Learner, make_adamw
 from amago.experiment.progress import ProgressDisplay
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy
-from amago.experiment.run_folder import (
-    METRICS_FILE,
-    RUN_FILE,
-    SUMMARY_FILE,
-    RunIdentity,
-    RunInUseError,
-    RunLock,
-    clear_folder,
-    is_to_be_continued,
-    new_identity,
-)
-from amago.experiment.run_json import installed_versions, read_run, write_config_text, write_run
-from amago.experiment.saved_policies import check_saved_optimizer, load_saved_policy, read_saved_policy
+from amago.experiment.run_folder import METRICS_FILE, SUMMARY_FILE, open_folder
+from amago.experiment.run_json import readable_config, write_config_text, write_run
+from amago.experiment.saved_policies import read_saved_policy
 from amago.experiment.schedule import is_due
-from amago.experiment.shared_run import (
-    CollectorSlot,
-    LearnerWatch,
-    read_collected,
-    read_policy_progress,
-    write_policy_progress,
-)
+from amago.experiment.shared_run import CollectorSlot, SharedRun
 from amago.experiment.status import StatusWriter
-from amago.experiment.stop_signals import RunStopped, StopSignals
+from amago.experiment.stop_signals import RunStopped, StopRequested, StopSignals
 from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
-from amago.loading import BatchLoader, DiskTrajDataset
-from amago.loading.replay_buffer import get_path_to_trajs
-from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, TimeBreakdown, WandbTracker
-from amago.tracking.jsonl import cut_metrics
-from amago.tracking.tensorboard import require_tensorboard
-from amago.tracking.wandb import require_wandb_login
-from amago.utils import (
-    amago_warning,
-    as_readable_json,
-    get_constant_schedule_with_warmup,
-    gin_as_wandb_config,
+from amago.experiment.training_state import (
+    EpochProgress,
+    RunState,
+    check_run_id,
+    collector_states,
+    cut_metrics_after,
+    load_whole_policy,
+    restore_training_state,
+    saved_seed,
+    training_state,
 )
+from amago.loading import BatchLoader, DiskTrajDataset
+from amago.tracking import JsonlTracker, MetricLogger, TensorboardTracker, TimeBreakdown, WandbTracker
+from amago.tracking.tensorboard import require_tensorboard
+from amago.tracking.time_breakdown import rates
+from amago.tracking.wandb import require_wandb_login
+from amago.utils import amago_warning, get_constant_schedule_with_warmup
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -96,30 +87,6 @@ DEFAULT_BUFFER_SIZE = 20_000
 _POLL_SECONDS = 1.0
 # Several processes agree to stop after so many updates, and after each part of an epoch.
 _UPDATES_PER_AGREEMENT = 10
-
-
-class _StopRequested(Exception):
-    """A signal in `stop_signals` arrived; raised in all processes at the same point of `learn`."""
-
-
-@dataclass
-class _EpochPart:
-    """What the current epoch has done so far, for a checkpoint in the middle of it.
-
-    Attributes:
-        evaluated: Whether the validation of this epoch is over.
-        timesteps: Timesteps collected per actor.
-        collected: Whether the collection of this epoch is over.
-        batches: Training batches.
-        stops: How often the run was stopped in this epoch. A key of the random streams, so that what follows is
-            not a repetition of what was collected before.
-    """
-
-    evaluated: bool = False
-    timesteps: int = 0
-    collected: bool = False
-    batches: int = 0
-    stops: int = 0
 
 
 @gin.configurable(module="amago.experiment")
@@ -141,9 +108,8 @@ class Experiment(ExperimentConfig):
         started: Whether `start()` has been called.
         run_id: Identity of the run, known from `start()` on; None in a collector that starts before its learner.
         status: Writes the status file of this process.
-        slot: The number of this collector and its account of what it collects; None in other processes.
-        policy_epoch: Number of epochs that the learner had completed with the latest policy that this process has
-            written or read; None if it has not.
+        shared: What this process shares with others that learn or collect for the same run.
+        run_state: What checkpoints restore besides networks, counters, dataset and collector.
     """
 
     policy_aclr: torch.nn.Module
@@ -170,21 +136,10 @@ class Experiment(ExperimentConfig):
         self._evaluation: Evaluation | None = None
         self._wall_mark = 0.0
         self.status = StatusWriter()
-        self.slot: CollectorSlot | None = None
-        self.policy_epoch: int | None = None
-        self._watch: LearnerWatch | None = None
-        self._collector_index = 0
-        self._rounds = 0
-        self._evaluated_epoch: int | None = None
+        self.shared = SharedRun()
+        self.run_state = RunState()
         self._closing = contextlib.ExitStack()
-        self._batches_seen = 0
-        self._env_steps_before_resume: dict[str, int] = {}
-        self._wandb_run_id: str | None = None
-        self._part = _EpochPart()
         self._signals: StopSignals | None = None
-        self._stopping = False
-        self._saved_epoch = -1
-        self._validation_return: float | None = None
         self._whole_policy: BaseAgent | None = None  # acts instead of a sharded policy
 
     def start(self) -> None:
@@ -206,9 +161,10 @@ class Experiment(ExperimentConfig):
         if not self.processes.is_main:
             self.has_dset_edit_rights = False
         try:
-            resumed = self._open_folder()
-            seed = self.processes.share(self._choose_seed(resumed))
-            self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
+            resumed, identity = open_folder(self, self.processes, self._closing.callback)
+            if identity is not None:
+                self.run_id, self._created = identity
+            self._init_streams(resumed)
             self.init_dsets()
             self.init_dloaders()
             self.init_envs()
@@ -219,16 +175,17 @@ class Experiment(ExperimentConfig):
             self.init_checkpoints()
             self.started = True
             if resumed is not None:
-                self._check_run_id(resumed)
+                check_run_id(self.checkpointer, resumed, self.run_id)
                 self.load_checkpoint(resumed)
-                self._cut_metrics(resumed)
-            self._join_run()
+                if self.processes.is_main:
+                    cut_metrics_after(self.checkpointer, resumed)
+            self.shared.join(self, self._closing.callback)
             self.init_logger()
         except BaseException:
             self.close()
             self.started = False
             raise
-        if self.processes.is_main and self._saves_policy():
+        if self.processes.is_main and self.saves_policy:
             assert self.run_id is not None
             self.val_envs.call_async("spaces_as_json")
             write_run(
@@ -242,63 +199,12 @@ class Experiment(ExperimentConfig):
             write_config_text(self)
         self._notify("on_start")
 
-    def _open_folder(self) -> int | None:
-        """Takes the run's folder and returns the epoch to resume from, None for a new run.
-
-        Every process of the run raises what the main one does, since none may wait for it in vain.
-        """
-        problem: Exception | None = None
-        resumed: int | None = None
-        identity: RunIdentity | None = None
-        if self.processes.is_main:
-            try:
-                resumed, identity = self._claim_folder()
-            except (OSError, RunInUseError, ValueError) as error:
-                problem = error
-        problem, resumed, identity = self.processes.share((problem, resumed, identity))
-        if problem is not None:
-            raise problem
-        if identity is not None:
-            self.run_id, self._created = identity
-        return resumed
-
-    def _claim_folder(self) -> tuple[int | None, RunIdentity | None]:
-        """The epoch to resume from and the run's identity; locks the folder, and empties it for a new run.
-
-        A process that only collects or evaluates leaves the folder to the one that learns.
-        """
-        folder, name, writes = self.run_dir, self.run_name, self._saves_policy()
-        if writes:
-            lock = RunLock(folder)
-            lock.acquire()
-            self._closing.callback(lock.release)
-            Checkpointer(folder, name).remove_unfinished()
-            continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=self.overwrite)
-        else:
-            continued = is_to_be_continued(folder, name, resume=self.resume, overwrite=True)
-        resumed = Checkpointer(folder, name).newest_epoch() if continued else None
-        is_read = (folder / RUN_FILE).is_file() and not (writes and self.overwrite)
-        record = read_run(folder) if is_read else None
-        if writes and not continued and (self.overwrite or record is not None):
-            # Without `overwrite`: a run that was stopped before its first checkpoint, started again by "auto".
-            clear_folder(folder, with_buffer=self.collects)
-            self._warn_of_older_trajectories()
-            record = None
-        if record is not None:
-            return resumed, RunIdentity(record.run_id, record.created)
-        return resumed, new_identity() if writes else None
-
-    def _warn_of_older_trajectories(self) -> None:
-        """Warns if the run that is replaced left trajectories outside of its folder."""
-        folder = self.dataset.save_new_trajs_to if self.dataset is not None else None
-        if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
-            folder = get_path_to_trajs(Path(self.dset_root), self.dset_name, fifo=True)
-        if self.collects and folder is not None and folder.is_dir() and any(folder.iterdir()):
-            amago_warning(
-                f"the run in {self.run_dir} is replaced, but the trajectories in {folder} stay, since other runs "
-                "may use them: the new run also learns from them. Delete them with delete_buffer_from_disk() "
-                "before, or use another dset_name."
-            )
+    def _init_streams(self, resumed: int | None) -> None:
+        seed = self.seed
+        if resumed is not None:
+            seed = saved_seed(Checkpointer(self.run_dir, self.run_name), resumed, seed)
+        seed = self.processes.share(RandomStreams(seed, 0, self.DEVICE).seed)
+        self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
 
     def init_dsets(self) -> None:
         """Creates the dataset if none was given, and configures it."""
@@ -332,11 +238,11 @@ class Experiment(ExperimentConfig):
         All worker processes are forked here, before any thread is started. A run that only learns needs the spaces
         of a single environment.
         """
-        self.val_envs = self._make_eval_envs(self.make_val_env, only_one=self._only_learns)
+        self.val_envs = make_eval_envs(self, self.make_val_env, self.streams, only_one=self.only_learns)
         self._closing.callback(lambda: self.val_envs.close())
         self.train_envs = None
         if self.collects:
-            self.train_envs = self._make_train_envs()
+            self.train_envs = make_train_envs(self, self.streams)
             self._closing.callback(self.train_envs.close)
             require_same_spaces(self.train_envs, self.val_envs)
 
@@ -436,21 +342,11 @@ class Experiment(ExperimentConfig):
                     entity=self.wandb_entity,
                     group=self.wandb_group_name,
                     name=self.run_name,
-                    config=self._wandb_config(),
+                    config=readable_config(self, self.streams.seed),
                     log_dir=self.run_dir / "wandb_logs",
-                    run_id=self._wandb_run_id,
+                    run_id=self.run_state.wandb_run_id,
                 )
             )
-
-    def _wandb_config(self) -> dict[str, Any]:
-        """gin settings as "Selector.parameter", arguments as "Experiment.argument", and versions of packages."""
-        arguments = {
-            f"Experiment.{field.name}": as_readable_json(getattr(self, field.name))
-            for field in fields(self)
-            if field.name not in ("callbacks", "resume")
-        }
-        seed = {"Experiment.seed": self.streams.seed}
-        return {**gin_as_wandb_config(), **arguments, **seed, "packages": installed_versions()}
 
     def learn(self) -> None:
         """Runs the remaining epochs.
@@ -472,19 +368,20 @@ class Experiment(ExperimentConfig):
         self._wall_mark = time.perf_counter()
         self.times.start()
         if self.role == "learner" and self.always_save_latest:
-            self._publish_policy(self.epoch)  # Collectors act with it until the first epoch is over.
+            # Collectors act with it until the first epoch is over.
+            self.shared.publish_policy(self, self.epoch)
         status, stopped = "finished", ""
         with StopSignals(self.stop_signals) as self._signals:
             try:
                 while self.epoch < self.epochs:
                     if self.always_load_latest:
                         with self.times.measure("checkpoint"):
-                            self.follow_learner()
+                            self.shared.follow_learner(self)
                     self._run_epoch(self.epoch)
                     self.counters.epoch += 1
-                    self._part = _EpochPart()
+                    self.run_state.in_epoch = EpochProgress()
                     self._end_if_stopped()
-            except _StopRequested:
+            except StopRequested:
                 status, stopped = "stopped", self._save_unfinished_epoch()
             except (KeyboardInterrupt, SystemExit):
                 status = "stopped"
@@ -499,7 +396,7 @@ class Experiment(ExperimentConfig):
                 self._count_wall_seconds()
                 self._wall_mark = 0.0
                 is_new = self.epoch > first_epoch or not (self.run_dir / SUMMARY_FILE).is_file()
-                if self._saves_policy() and status != "failed" and is_new:
+                if self.saves_policy and status != "failed" and is_new:
                     self.write_summary(status=status)
         if status == "stopped":
             self.close()
@@ -509,20 +406,20 @@ class Experiment(ExperimentConfig):
                     file=sys.stderr,
                 )
             raise RunStopped(received)
-        self._warn_without_updates()
+        warn_without_updates(self)
         if self.role == "learner":
-            self._count_collected()
+            self.shared.count_collected(self)
         self._notify("on_end")
 
     def _run_epoch(self, epoch: int) -> None:
         """Runs what is left of an epoch: all of it, unless a signal stopped the run in the middle of it."""
-        part = self._part
+        part = self.run_state.in_epoch
         before = replace(self.counters)
         self._notify("on_epoch_start", epoch)
-        if not part.evaluated and self._evaluates_in(epoch):
+        if not part.evaluated and self.shared.evaluates_in(self, epoch):
             with self.times.measure("evaluation"):
                 # A subclass may return nothing.
-                self._validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
+                self.run_state.validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
         part.evaluated = True
         if not part.collected:
             if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > part.timesteps:
@@ -533,40 +430,40 @@ class Experiment(ExperimentConfig):
             if self._wait_until_ready():
                 self._learn_epoch(epoch)
             else:
-                self._warn_of_no_data()
+                warn_of_no_data(self)
         self._log_epoch(before)
         is_last = epoch + 1 >= self.epochs
         with self.times.measure("checkpoint"):
             if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
                 self.save_checkpoint()
             if self.always_save_latest:
-                self._publish_policy(epoch + 1)
+                self.shared.publish_policy(self, epoch + 1)
         self._notify("on_epoch_end", epoch)
 
     def _save_unfinished_epoch(self) -> str:
         """Writes a checkpoint of what the running epoch has done; returns a message for the user."""
         self.learner.finish()
         self._copy_learner_counters()
-        if self.ckpt_interval is None or not self._saves_policy():
+        if self.ckpt_interval is None or not self.saves_policy:
             return "It writes no checkpoints"
-        if self._part != _EpochPart() or self._saved_epoch != self.epoch - 1:
-            self._stopping = True
+        if self.run_state.in_epoch != EpochProgress() or self.run_state.saved_epoch != self.epoch - 1:
+            self.run_state.stopping = True
             self.save_checkpoint()
             if self.always_save_latest:
-                self._publish_policy(self.epoch)
-        return f"The checkpoint of epoch {self._saved_epoch} is written: resume continues it"
+                self.shared.publish_policy(self, self.epoch)
+        return f"The checkpoint of epoch {self.run_state.saved_epoch} is written: resume continues it"
 
     def _has_signal(self) -> bool:
         """Whether this process received a signal in `stop_signals` during `learn`."""
         return self._signals is not None and self._signals.received is not None
 
     def _end_if_stopped(self) -> None:
-        """Raises _StopRequested in all processes if one of them has received a signal; all have to call this."""
+        """Raises StopRequested in all processes if one of them has received a signal; all have to call this."""
         stop = self._has_signal()
         if self._signals is not None and self.processes.count > 1:
             stop = bool(self.processes.any(torch.tensor([stop], device=self.DEVICE)))
         if stop:
-            raise _StopRequested
+            raise StopRequested
 
     def write_summary(
         self,
@@ -603,41 +500,14 @@ class Experiment(ExperimentConfig):
         Called before the epoch's checkpoint, so that a run resumed from that has them. The checkpoint's time is
         therefore in the breakdown of the next epoch.
         """
-        times, now = self.times.take(), self.counters
-        collecting = times["environments"] + times["policy"] + times["recording"]
-        updating = times["loading"] + times["update"]
-        steps, updates = now.env_steps - before.env_steps, now.gradient_steps - before.gradient_steps
-        rates = {
-            # For a learner, other processes collect all the time.
-            "steps_per_second": steps / ((collecting if self.collects else times["total"]) or math.inf),
-            "updates_per_second": updates / (updating or math.inf),
-        }
-        learns = self.start_learning_at_epoch < self.epochs
+        seconds, now = self.times.take(), self.counters
+        env_steps, updates = now.env_steps - before.env_steps, now.gradient_steps - before.gradient_steps
+        per_second = rates(seconds, env_steps=env_steps, updates=updates, collects=self.collects)
         # Collectors write to the metrics of the run that they collect for.
-        self.log({**times, **rates}, "time" if learns else "time-collector")
-        if learns:
+        self.log({**seconds, **per_second}, "time" if self.learns else "time-collector")
+        if self.learns:
             counters = {"gradient_steps": now.gradient_steps, "skipped_updates": now.skipped_updates}
             self.log(counters, "learning")
-
-    def follow_learner(self) -> None:
-        """Loads the latest policy if it is a new one, and goes on to the learner's epoch.
-
-        Warns once if the policy is older than `max_policy_age` seconds.
-        """
-        if self._watch is None:
-            self._watch = LearnerWatch(self.run_dir, self.max_policy_age)
-        progress = self.processes.share(read_policy_progress(self.run_dir))
-        if self._watch.update(progress) or progress is None:
-            self.read_latest_policy()
-        if progress is not None and self.role == "collector":
-            self.counters.epoch = self.policy_epoch = progress.epoch
-
-    def collect_round(self) -> None:
-        """One round of a collector: takes the learner's latest policy, evaluates if that is due, and collects."""
-        self.follow_learner()
-        if self._evaluates_in(self.epoch):
-            self.evaluate_val()
-        self.collect_new_training_data()
 
     def collect_new_training_data(self) -> None:
         """Collects `train_timesteps_per_epoch` timesteps per actor and logs under `train/`."""
@@ -649,7 +519,7 @@ class Experiment(ExperimentConfig):
             self.collector.reset_due = True
         _, (returns, specials) = self.interact(
             self.train_envs,
-            self.train_timesteps_per_epoch - self._part.timesteps,
+            self.train_timesteps_per_epoch - self.run_state.in_epoch.timesteps,
             save_on_done=True,
             sample=self.sample_actions_train,
         )
@@ -658,9 +528,9 @@ class Experiment(ExperimentConfig):
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
-        if self._only_learns and self.val_envs.num_envs < self.parallel_actors:
+        if self.only_learns and self.val_envs.num_envs < self.parallel_actors:
             self.val_envs.close()
-            self.val_envs = self._make_eval_envs(self.make_val_env)
+            self.val_envs = make_eval_envs(self, self.make_val_env, self.streams)
         _, (returns, specials) = self.interact(
             self.val_envs, self.val_timesteps_per_epoch, sample=self.sample_actions_val
         )
@@ -700,7 +570,7 @@ class Experiment(ExperimentConfig):
         if episodes is not None:
             episodes = math.ceil(episodes / self.processes.count)
         saving: dict[str, Any] = {} if save_trajs_to is None else {"save_trajs_to": save_trajs_to}
-        envs = self._make_eval_envs(make_test_env)
+        envs = make_eval_envs(self, make_test_env, self.streams)
         try:
             require_same_spaces(self, envs)
             _, (returns, specials) = self.interact(
@@ -715,12 +585,8 @@ class Experiment(ExperimentConfig):
             envs.close()
         self._end_if_stopped()
         metrics = self._report("test", returns, specials)
-        if not metrics and self.processes.is_main:
-            amago_warning(
-                f"no episode finished within {timesteps} timesteps per actor, so there are no metrics: pass more "
-                "timesteps to evaluate_test, or a number of episodes and no limit",
-                stacklevel=3,
-            )
+        if not metrics:
+            warn_of_no_test(self, timesteps)
         return metrics
 
     def interact(
@@ -769,9 +635,7 @@ class Experiment(ExperimentConfig):
         }
         if section == "train":
             assert self.collector is not None
-            # Several rounds of a collector may fall into one epoch of its learner.
-            key = self._stream_key if self.slot is None else self._rounds
-            self._rounds += 1
+            key = self._stream_key if self.slot is None else self.shared.next_round()
             stats = self.collector.collect(key, **options)
             self._count_env_steps()
             return self.collector.hidden_state, histories_from_stats(stats)
@@ -814,10 +678,7 @@ class Experiment(ExperimentConfig):
 
     def x_axis_metrics(self) -> dict[str, Any]:
         """Values of the x axes that metrics are logged over; timesteps are those of all collectors together."""
-        env_steps, by_name = self.counters.env_steps, self.counters.env_steps_by_name
-        if self.slot is not None:
-            collected = read_collected(self.run_dir)
-            env_steps, by_name = collected.env_steps, collected.env_steps_by_name
+        env_steps, by_name = self.shared.env_steps(self)
         return {
             "total_frames": env_steps,
             **{f"total_frames-{name}": steps for name, steps in by_name.items()},
@@ -842,28 +703,13 @@ class Experiment(ExperimentConfig):
         Unfinished training episodes are written to disk, and the training environments are reset before the next
         collection, as they are in a resumed run.
         """
-        assert self.dataset is not None
-        own = {"exploration": [], "recorder": None} if self.collector is None else self.collector.state_dict()
-        all_processes = self.processes.gather(own)
+        collectors = collector_states(self)
         self._count_wall_seconds()
-        policy, optimizer = fsdp.whole((self.policy.state_dict(), self.optimizer.state_dict()))
-        if self.processes.is_main:
-            state = {
-                "seed": self.streams.seed,
-                "run_id": self.run_id,
-                "counters": asdict(self.counters),
-                "unfinished_epoch": asdict(self._part) if self._stopping else None,
-                "validation_return": _finite_or_none(self._validation_return),
-                "metrics_bytes": _size(self.run_dir / METRICS_FILE),
-                "batches_seen": self._batches_seen,
-                "dataset": self.dataset.state_dict(),
-                "processes": all_processes,
-                "wandb_run_id": self.metric_logger.wandb_run_id,
-            }
-            contents = TrainingState(policy, optimizer, self.lr_schedule.state_dict(), state)
+        contents = training_state(self, collectors)
+        if contents is not None:
             self.checkpointer.save(self.epoch, contents)
         self.processes.wait()
-        self._saved_epoch = self.epoch
+        self.run_state.saved_epoch = self.epoch
         self._notify("on_checkpoint", self.epoch)
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
@@ -893,9 +739,9 @@ class Experiment(ExperimentConfig):
         self._require_started("load_checkpoint_from_path()")
         path = Path(path).expanduser()
         if is_accelerate_state:
-            self._restore(load_training_state(path, self.DEVICE))
+            restore_training_state(self, load_training_state(path, self.DEVICE))
         else:
-            self._load_policy(read_saved_policy(path, self.DEVICE), path)
+            load_whole_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
             self.policy.on_checkpoint_loaded(is_resume=False)
 
     def write_latest_policy(self) -> None:
@@ -911,7 +757,7 @@ class Experiment(ExperimentConfig):
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return
-        self._load_policy(weights, self.checkpointer.latest_policy)
+        load_whole_policy(self.policy, weights, self.checkpointer.latest_policy)
         self.policy.on_checkpoint_loaded(is_resume=False)
 
     def delete_buffer_from_disk(self) -> None:
@@ -997,12 +843,14 @@ class Experiment(ExperimentConfig):
             self.collector.hidden_state = hidden_state
 
     @property
-    def role(self) -> str | None:
-        """What this process does for the run: "both", "learner" or "collector"; None if it does neither."""
-        learns = self.start_learning_at_epoch < self.epochs
-        if self.collects:
-            return "both" if learns else "collector"
-        return "learner" if learns else None
+    def slot(self) -> CollectorSlot | None:
+        """The number of this collector and its account of what it collects; None in other processes."""
+        return self.shared.slot
+
+    @property
+    def policy_epoch(self) -> int | None:
+        """Epoch of the learner with the latest policy that this process has written or read; None without one."""
+        return self.shared.policy_epoch
 
     @property
     def interrupted(self) -> bool:
@@ -1023,62 +871,6 @@ class Experiment(ExperimentConfig):
     def _autocast(self) -> bool:
         return self.mixed_precision == "bf16"
 
-    def _make_train_envs(self) -> VectorEnv | SplitVectorEnv:
-        options = self._env_options(role="env")
-        options["exploration_wrapper_type"] = self.exploration_wrapper_type
-        makers = self.env_makers(self.make_train_env)
-        envs: VectorEnv | SplitVectorEnv
-        if self.double_buffer:
-            envs = make_split_vector_env(makers, **options)
-        else:
-            envs = make_vector_env(makers, env_mode=self.env_mode, **options)
-        self._check_rows(envs)
-        return envs
-
-    def _make_eval_envs(
-        self, makers: Callable[[], AMAGOEnv] | Sequence[Callable[[], AMAGOEnv]], *, only_one: bool = False
-    ) -> VectorEnv:
-        makers = self.env_makers(makers)
-        if only_one:
-            makers = makers[:1]
-        envs = make_vector_env(makers, env_mode=self.env_mode, **self._env_options(role="eval"))
-        if not only_one:
-            self._check_rows(envs)
-        return envs
-
-    def _env_options(self, role: str) -> dict[str, Any]:
-        return {
-            "seed": self.streams.seed,
-            "rank": self.processes.rank,
-            "role": role,
-            "mp_context": self.async_env_mp_context,
-            "envs_per_worker": self.envs_per_worker,
-            "env_timeout": self.env_timeout,
-        }
-
-    def _check_rows(self, envs: VectorEnv | SplitVectorEnv) -> None:
-        """Raises a ValueError, and closes the environments, unless they have `parallel_actors` rows."""
-        actors, rows = self.parallel_actors, envs.num_envs
-        if rows == actors:
-            return
-        envs.close()
-        if self.env_mode != "already_vectorized":
-            raise ValueError(
-                f"env_mode={self.env_mode!r} steps parallel_actors={actors} environments of one row each, but "
-                f"theirs step {rows} rows together: for one environment that steps a batch by itself use "
-                "env_mode='already_vectorized' and parallel_actors = batched_envs of its AMAGOEnv"
-            )
-        if rows == 1:
-            raise ValueError(
-                f"env_mode='already_vectorized' is for one environment that steps parallel_actors={actors} rows "
-                "by itself, but this one steps a single row: use env_mode='sync' or 'async', or set batched_envs "
-                "of its AMAGOEnv if it does step a batch"
-            )
-        raise ValueError(
-            f"parallel_actors is {actors}, but the environment steps {rows} rows: set parallel_actors={rows}, or "
-            "change batched_envs of the AMAGOEnv"
-        )
-
     def _end_collection(self) -> None:
         """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
@@ -1092,43 +884,6 @@ class Experiment(ExperimentConfig):
             self.log(metrics, "dataset")
         with self.times.measure("waiting"):
             self.processes.wait()
-
-    def _join_run(self) -> None:
-        """Takes the number of a collector and announces this process in the run's folder."""
-        if self.role is None:
-            return
-        if self.processes.is_main:
-            if self.role == "collector":
-                self.slot = CollectorSlot(self.run_dir)
-                self._closing.callback(self.slot.release)
-                if self.processes.count == 1:
-                    self.slot.load_exploration(self)
-            index = 0 if self.slot is None else self.slot.index
-            self.status.open(self, self.role, index)
-            self._closing.callback(self.status.close)
-        self._collector_index = self.processes.share(0 if self.slot is None else self.slot.index)
-
-    def _publish_policy(self, epoch: int) -> None:
-        """Writes the latest policy, and tells collectors that it is the one after `epoch` epochs."""
-        self.write_latest_policy()
-        self.policy_epoch = epoch
-        if self.processes.is_main:
-            write_policy_progress(self.run_dir, epoch)
-
-    def _evaluates_in(self, epoch: int) -> bool:
-        """Whether to validate now: of several collectors only the first does, once in an epoch of the learner."""
-        if not is_due(epoch, self.val_interval) or self._collector_index > 0:
-            return False
-        is_repeated = self.role == "collector" and epoch == self._evaluated_epoch
-        self._evaluated_epoch = epoch
-        return not is_repeated
-
-    def _count_collected(self) -> None:
-        """Takes over the timesteps of all collectors; those of a learner that collected before are among them."""
-        collected = self.processes.share(read_collected(self.run_dir))
-        self.counters.env_steps = max(self.counters.env_steps, collected.env_steps)
-        if collected.env_steps_by_name:
-            self.counters.env_steps_by_name = collected.env_steps_by_name
 
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
@@ -1149,35 +904,8 @@ class Experiment(ExperimentConfig):
             time.sleep(min(_POLL_SECONDS, max(0.0, self.data_timeout - waited)))
             self.times.lap("waiting")
         if self.role == "learner":
-            self._count_collected()
+            self.shared.count_collected(self)
         return True
-
-    def _warn_of_no_data(self) -> None:
-        """Says why an epoch of a run that collects could not learn."""
-        assert self.dataset is not None
-        if not self.processes.is_main:
-            return
-        reason = f"the dataset is not ready ({self.dataset.get_description()})"
-        recorder = self.collector.recorder if self.collector is not None else None
-        if recorder is not None and not recorder.saved_files:
-            reason = (
-                f"no trajectory is finished yet: no episode ended within {self.train_timesteps_per_epoch} "
-                f"timesteps per actor, and traj_save_len={self.traj_save_len:g} is longer. Set traj_save_len to "
-                f"at most {max(self.train_timesteps_per_epoch, self.max_seq_len)}, which writes longer episodes "
-                "in segments, or collect more timesteps per epoch"
-            )
-        amago_warning(f"an epoch made no updates: {reason}", stacklevel=5)
-
-    def _warn_without_updates(self) -> None:
-        """Warns if the run has ended without a single update, unless it was not to learn."""
-        updates = self.counters.gradient_steps - self.counters.skipped_updates
-        if updates == 0 and self.start_learning_at_epoch < self.epochs and self.processes.is_main:
-            skipped = self.counters.skipped_updates
-            amago_warning(
-                f"the run {self.run_name!r} has ended without an update, so its policy is untrained"
-                + (f": all {skipped} updates were skipped because they were not finite" if skipped else ""),
-                stacklevel=4,
-            )
 
     def _count_wall_seconds(self) -> None:
         """Adds the time since the last call, or since the start of `learn()`."""
@@ -1188,21 +916,21 @@ class Experiment(ExperimentConfig):
 
     def _learn_epoch(self, epoch: int) -> None:
         """Trains on `train_batches_per_epoch` batches, less those of this epoch before a stop."""
-        done = self._part.batches
+        done = self.run_state.in_epoch.batches
         self._notify("on_learning_start", self.train_batches_per_epoch - done)
         self.policy.train()
         self.times.lap("other")
         with self.streams.learning(self._stream_key):
             for batch in itertools.islice(self.train_dloader.epoch(epoch), done, None):
                 self.times.lap("loading")
-                log_step = self._batches_seen % self.log_interval == 0
+                log_step = self.run_state.batches_seen % self.log_interval == 0
                 updates_before = self.learner.gradient_steps
                 metrics = self.train_step(batch, log_step)
                 self.times.lap("update")
-                self._batches_seen += 1
+                self.run_state.batches_seen += 1
                 if log_step:
                     self.log(self.processes.mean_metrics(metrics), "train-update")
-                self._part.batches += 1
+                self.run_state.in_epoch.batches += 1
                 updated = self.learner.gradient_steps > updates_before
                 self._notify("on_batch", updated)
                 self.times.lap("other")
@@ -1234,18 +962,14 @@ class Experiment(ExperimentConfig):
         if section == "val":
             episodes = sum(len(scores) for scores in merged.returns.values())
             self._evaluation = Evaluation(metrics, episodes, self.counters.env_steps)
-            if not metrics and self.processes.is_main:
-                amago_warning(
-                    f"no episode finished in an evaluation of {self.val_timesteps_per_epoch} timesteps per actor, "
-                    "so it has no metrics: set val_timesteps_per_epoch to at least the length of an episode",
-                    stacklevel=4,
-                )
+            if not metrics:
+                warn_of_no_validation(self)
         return metrics
 
     def _count_env_steps(self) -> None:
         """Adds up the collected timesteps of all processes by environment name."""
         assert self.collector is not None
-        totals = dict(self._env_steps_before_resume)
+        totals = dict(self.run_state.env_steps_by_name)
         for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
             for name, steps in steps_by_name.items():
                 totals[name] = totals.get(name, 0) + steps
@@ -1260,7 +984,7 @@ class Experiment(ExperimentConfig):
             env_steps *= processes
             if section == "train":
                 self.counters.env_steps += env_steps
-                self._part.timesteps += 1
+                self.run_state.in_epoch.timesteps += 1
             for listener in listeners:
                 listener(self, section, env_steps)
 
@@ -1269,86 +993,7 @@ class Experiment(ExperimentConfig):
     @property
     def _stream_key(self) -> int:
         """Key of the random streams of collection and updates: the epoch, and how often it was stopped."""
-        return self.epoch + (self._part.stops << 40)
-
-    def _check_run_id(self, epoch: int) -> None:
-        """Raises a ValueError if the checkpoint of an epoch belongs to another run than this folder's."""
-        path = self.checkpointer.training_state(epoch)
-        saved = read_state(path).get("run_id")  # checkpoints of earlier versions have none
-        if saved is not None and self.run_id is not None and saved != self.run_id:
-            raise ValueError(
-                f"{path} is a checkpoint of the run {saved}, but the folder is that of the run {self.run_id}: "
-                "move the checkpoint away, restore the run.json that belongs to it, or use another run_name"
-            )
-
-    def _cut_metrics(self, epoch: int) -> None:
-        """Removes the metrics that were logged after a checkpoint, which the resumed run logs again."""
-        if not self.processes.is_main:
-            return
-        state = read_state(self.checkpointer.training_state(epoch))
-        if state.get("metrics_bytes") is not None:
-            last_epoch = epoch if state.get("unfinished_epoch") is None else epoch - 1
-            cut_metrics(self.run_dir / METRICS_FILE, state["metrics_bytes"], last_epoch)
-
-    def _choose_seed(self, resumed: int | None) -> int:
-        if resumed is None:
-            return RandomStreams(self.seed, 0, self.DEVICE).seed
-        folder = Checkpointer(self.run_dir, self.run_name).training_state(resumed)
-        saved: int = read_state(folder)["seed"]
-        if self.seed is not None and self.seed != saved:
-            raise ValueError(
-                f"seed is {self.seed}, but the run to resume has seed {saved}: use that, or None"
-            )
-        return saved
-
-    def _restore(self, saved: TrainingState) -> None:
-        """Restores a training state; training continues with the following epoch, or within an unfinished one."""
-        assert self.dataset is not None
-        state = saved.state
-        self._load_policy(saved.policy, "the training state")
-        check_saved_optimizer(self.optimizer, saved.optimizer, "the training state")
-        self.optimizer.load_state_dict(fsdp.shard_optimizer_state(saved.optimizer, self.optimizer))
-        self.lr_schedule.load_state_dict(saved.lr_schedule)
-        self.counters = Counters(**state["counters"])
-        self._saved_epoch = self.counters.epoch
-        unfinished = state.get("unfinished_epoch")
-        self._part = _EpochPart()
-        if unfinished is None:
-            self.counters.epoch += 1
-        else:
-            self._part = _EpochPart(**{**unfinished, "stops": unfinished["stops"] + 1})
-        self._validation_return = state.get("validation_return")
-        self.learner.gradient_steps = self.counters.gradient_steps
-        self.learner.skipped_updates = self.counters.skipped_updates
-        self._env_steps_before_resume = dict(self.counters.env_steps_by_name)
-        self._batches_seen = state["batches_seen"]
-        self._wandb_run_id = state.get("wandb_run_id")
-        if self.has_dset_edit_rights:
-            # Files of other collectors in the same buffer stay.
-            later_files_of = _writer_ids(state["processes"]) if self.collects else ()
-            self.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
-        # Otherwise another process could already collect, and its files would be moved aside.
-        self.processes.wait()
-        if len(state["processes"]) != self.processes.count:
-            amago_warning(
-                f"the checkpoint has {len(state['processes'])} processes, this run has {self.processes.count}: "
-                "exploration schedules start again"
-            )
-        elif self.collector is not None:
-            self.collector.load_state_dict(state["processes"][self.processes.rank])
-        self.policy.on_checkpoint_loaded(is_resume=True)
-
-    def _load_policy(self, weights: Mapping[str, Any], source: object) -> None:
-        """Loads the weights of a whole policy; `source` is named in errors."""
-        load_saved_policy(self.policy, fsdp.shard_model_state(weights, self.policy), source)
-
-    def _saves_policy(self) -> bool:
-        """Whether this run owns run.json and checkpoints; False for collectors and runs of no epoch."""
-        return self.epochs > 0 and (self.always_save_latest or self.ckpt_interval is not None)
-
-    @property
-    def _only_learns(self) -> bool:
-        return not self.collects and self.val_interval is None and self.start_learning_at_epoch < self.epochs
+        return self.epoch + (self.run_state.in_epoch.stops << 40)
 
     def _notify(self, hook: str, *details: Any) -> None:
         for callback in self._all_callbacks():
@@ -1364,17 +1009,3 @@ class Experiment(ExperimentConfig):
     def _require_started(self, what: str) -> None:
         if not self.started:
             raise RuntimeError(f"call start() before {what}")
-
-
-def _writer_ids(processes: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The writer ids of the recorders in the checkpoint state of all processes."""
-    recorders = [each["recorder"] for each in processes if each["recorder"] is not None]
-    return {half["writer_id"] for each in recorders for half in each.get("halves", [each])}
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

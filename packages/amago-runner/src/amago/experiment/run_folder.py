@@ -20,15 +20,20 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
+from amago.distributed.processes import Processes
 from amago.experiment.checkpointer import Checkpointer, write_json
+from amago.experiment.config import ExperimentConfig
+from amago.experiment.run_json import RUN_FILE, read_run
+from amago.loading.replay_buffer import get_path_to_trajs
+from amago.utils import amago_warning
 
-RUN_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 PICTURE_FILE = "learning_curve.png"
@@ -40,17 +45,15 @@ WRITTEN_BY_A_RUN = (
     SUMMARY_FILE,
     METRICS_FILE,
     PICTURE_FILE,
-    *(
-        "config.txt",
-        "report.html",
-        "ckpts",
-        "wandb_logs",
-        "tensorboard",
-        "nonfinite",
-        "status",
-        "collectors",
-        "logs",
-    ),
+    "config.txt",
+    "report.html",
+    "ckpts",
+    "wandb_logs",
+    "tensorboard",
+    "nonfinite",
+    "status",
+    "collectors",
+    "logs",
 )
 # What the folder of a run may contain.
 RUN_CONTENTS = {*WRITTEN_BY_A_RUN, LOCK_FILE, HOLDER_FILE, "buffer"}
@@ -65,7 +68,7 @@ class RunIdentity(NamedTuple):
 
     Attributes:
         run_id: 12 hexadecimal digits, drawn when the run is first started.
-        created: that time in Unix seconds.
+        created: That time in Unix seconds.
     """
 
     run_id: str
@@ -130,8 +133,84 @@ class RunLock:
         return f"the run in {self._folder} is in use by {who}: {remedy}"
 
 
-def new_identity() -> RunIdentity:
-    """The identity of a new run."""
+class OpenedFolder(NamedTuple):
+    """What `open_folder` found or began.
+
+    Attributes:
+        resumed: Epoch of the checkpoint to resume from; None for a new run.
+        identity: Identity of the run; None for a collector that starts before its learner.
+    """
+
+    resumed: int | None
+    identity: RunIdentity | None
+
+
+def open_folder(
+    config: ExperimentConfig, processes: Processes, on_close: Callable[[Callable[[], None]], object]
+) -> OpenedFolder:
+    """Locks the run's folder in the main process, and empties it for a new run.
+
+    A process that only collects or evaluates leaves the folder to the one that learns.
+
+    Args:
+        config: The experiment.
+        processes: Its processes. All of them raise what the main one does, so that none waits for it in vain.
+        on_close: Called with the function that releases the lock.
+
+    Raises:
+        FileExistsError, FileNotFoundError, RunInUseError, ValueError: as `Experiment.start`.
+    """
+    problem: Exception | None = None
+    opened = OpenedFolder(None, None)
+    if processes.is_main:
+        try:
+            opened = _open_folder(config, on_close)
+        except (OSError, RunInUseError, ValueError) as error:
+            problem = error
+    shared: tuple[Exception | None, OpenedFolder] = processes.share((problem, opened))
+    problem, opened = shared
+    if problem is not None:
+        raise problem
+    return opened
+
+
+def _open_folder(config: ExperimentConfig, on_close: Callable[[Callable[[], None]], object]) -> OpenedFolder:
+    folder, name, writes = config.run_dir, config.run_name, config.saves_policy
+    if writes:
+        lock = RunLock(folder)
+        lock.acquire()
+        on_close(lock.release)
+        Checkpointer(folder, name).remove_unfinished()
+        continued = is_to_be_continued(folder, name, resume=config.resume, overwrite=config.overwrite)
+    else:
+        continued = is_to_be_continued(folder, name, resume=config.resume, overwrite=True)
+    resumed = Checkpointer(folder, name).newest_epoch() if continued else None
+    is_read = (folder / RUN_FILE).is_file() and not (writes and config.overwrite)
+    record = read_run(folder) if is_read else None
+    if writes and not continued and (config.overwrite or record is not None):
+        # Without `overwrite`: a run that was stopped before its first checkpoint, started again by "auto".
+        clear_folder(folder, with_buffer=config.collects)
+        _warn_of_older_trajectories(config)
+        record = None
+    if record is not None:
+        return OpenedFolder(resumed, RunIdentity(record.run_id, record.created))
+    return OpenedFolder(resumed, _new_identity() if writes else None)
+
+
+def _warn_of_older_trajectories(config: ExperimentConfig) -> None:
+    """Warns if the run that is replaced left trajectories outside of its folder."""
+    folder = config.dataset.save_new_trajs_to if config.dataset is not None else None
+    if config.dataset is None and config.dset_root is not None and config.dset_name is not None:
+        folder = get_path_to_trajs(Path(config.dset_root), config.dset_name, fifo=True)
+    if config.collects and folder is not None and folder.is_dir() and any(folder.iterdir()):
+        amago_warning(
+            f"the run in {config.run_dir} is replaced, but the trajectories in {folder} stay, since other runs "
+            "may use them: the new run also learns from them. Delete them with delete_buffer_from_disk() "
+            "before, or use another dset_name."
+        )
+
+
+def _new_identity() -> RunIdentity:
     return RunIdentity(uuid4().hex[:12], time.time())
 
 

@@ -40,7 +40,9 @@ from amago.experiment.gin_config import (
 )
 from amago.experiment.trusted import require_trusted_module
 from amago.nets.specs import ObsSpec, as_spec
+from amago.utils import as_readable_json, gin_as_wandb_config
 
+RUN_FILE = "run.json"
 FORMAT_VERSION = 2
 _PACKAGES = (
     "amago-kernels",
@@ -188,9 +190,9 @@ def read_run(run_dir: Path) -> RunRecord:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged or has another format.
     """
-    path = run_dir / "run.json"
+    path = run_dir / RUN_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{run_dir} is not the folder of a run: it contains no run.json")
+        raise FileNotFoundError(f"{run_dir} is not the folder of a run: it contains no {RUN_FILE}")
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
@@ -253,7 +255,25 @@ def write_run(
             **{f"gin.{key}": why for key, why in gin_unwritable.items()},
         },
     }
-    write_json(content, config.run_dir / "run.json")
+    write_json(content, config.run_dir / RUN_FILE)
+
+
+def readable_config(config: ExperimentConfig, seed: int) -> dict[str, Any]:
+    """The settings of a run for people.
+
+    gin settings as "Selector.parameter", arguments as "Experiment.argument", and versions of packages.
+    """
+    arguments = {
+        f"Experiment.{field.name}": as_readable_json(getattr(config, field.name))
+        for field in fields(config)
+        if field.name not in ("callbacks", "resume")
+    }
+    return {
+        **gin_as_wandb_config(),
+        **arguments,
+        "Experiment.seed": seed,
+        "packages": installed_versions(),
+    }
 
 
 def _spec_as_json(space: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from amago.experiment.callbacks import Callback
 from amago.experiment.checkpointer import write_json
+from amago.experiment.schedule import is_due
 from amago.hindsight import atomic_file
 from amago.utils import amago_warning
 
@@ -208,6 +209,97 @@ class CollectorSlot(Callback):
     def release(self) -> None:
         """Frees the number; what was collected stays on record."""
         self._lock.release()
+
+
+class SharedRun:
+    """The part of one process in a run whose learner and collectors are processes of their own.
+
+    Attributes:
+        slot: The number of this collector and its account; None in other processes.
+        policy_epoch: Number of epochs that the learner had completed with the latest policy that this process has
+            written or read; None if it has not.
+    """
+
+    def __init__(self) -> None:
+        self.slot: CollectorSlot | None = None
+        self.policy_epoch: int | None = None
+        self._collector_index = 0
+        self._watch: LearnerWatch | None = None
+        self._evaluated_epoch: int | None = None
+        self._rounds = 0
+
+    def join(self, experiment: Experiment, on_close: Callable[[Callable[[], None]], object]) -> None:
+        """Takes the number of a collector and announces this process in the run's folder.
+
+        Args:
+            experiment: The experiment, with its environments.
+            on_close: Called with functions that free the number and remove the announcement.
+        """
+        if experiment.role is None:
+            return
+        processes = experiment.processes
+        if processes.is_main:
+            if experiment.role == "collector":
+                self.slot = CollectorSlot(experiment.run_dir)
+                on_close(self.slot.release)
+                if processes.count == 1:
+                    self.slot.load_exploration(experiment)
+            experiment.status.open(experiment, experiment.role, 0 if self.slot is None else self.slot.index)
+            on_close(experiment.status.close)
+        self._collector_index = processes.share(0 if self.slot is None else self.slot.index)
+
+    def publish_policy(self, experiment: Experiment, epoch: int) -> None:
+        """Writes the latest policy, and tells collectors that it is the one after `epoch` epochs."""
+        experiment.write_latest_policy()
+        self.policy_epoch = epoch
+        if experiment.processes.is_main:
+            write_policy_progress(experiment.run_dir, epoch)
+
+    def follow_learner(self, experiment: Experiment) -> None:
+        """Loads the latest policy if it is a new one, and goes on to the learner's epoch.
+
+        Warns once if the policy is older than `max_policy_age` seconds.
+        """
+        if self._watch is None:
+            self._watch = LearnerWatch(experiment.run_dir, experiment.max_policy_age)
+        progress = experiment.processes.share(read_policy_progress(experiment.run_dir))
+        if self._watch.update(progress) or progress is None:
+            experiment.read_latest_policy()
+        if progress is not None and experiment.role == "collector":
+            experiment.epoch = self.policy_epoch = progress.epoch
+
+    def collect_round(self, experiment: Experiment) -> None:
+        """One round of a collector: takes the learner's latest policy, evaluates if that is due, and collects."""
+        self.follow_learner(experiment)
+        if self.evaluates_in(experiment, experiment.epoch):
+            experiment.evaluate_val()
+        experiment.collect_new_training_data()
+
+    def evaluates_in(self, experiment: Experiment, epoch: int) -> bool:
+        """Whether to validate now: of several collectors only the first does, once in an epoch of the learner."""
+        if not is_due(epoch, experiment.val_interval) or self._collector_index > 0:
+            return False
+        is_repeated = experiment.role == "collector" and epoch == self._evaluated_epoch
+        self._evaluated_epoch = epoch
+        return not is_repeated
+
+    def next_round(self) -> int:
+        """The number of a collection, from 0; several rounds of a collector may fall into one epoch."""
+        self._rounds += 1
+        return self._rounds - 1
+
+    def count_collected(self, experiment: Experiment) -> None:
+        """Takes over the timesteps of all collectors; those of a learner that collected before are among them."""
+        collected = experiment.processes.share(read_collected(experiment.run_dir))
+        counters = experiment.counters
+        counters.env_steps = max(counters.env_steps, collected.env_steps)
+        if collected.env_steps_by_name:
+            counters.env_steps_by_name = collected.env_steps_by_name
+
+    def env_steps(self, experiment: Experiment) -> tuple[int, Mapping[str, int]]:
+        """Timesteps of all collectors together, in total and by environment name."""
+        counted = experiment.counters if self.slot is None else read_collected(experiment.run_dir)
+        return counted.env_steps, counted.env_steps_by_name
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

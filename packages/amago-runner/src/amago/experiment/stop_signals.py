@@ -25,6 +25,10 @@ class RunStopped(SystemExit):
         self.signal = received
 
 
+class StopRequested(Exception):
+    """A signal arrived; raised in all processes at the same point of `Experiment.learn`, which ends the run."""
+
+
 class StopSignals:
     """Notes the first of these signals; the second one has the effect that it had before.
 

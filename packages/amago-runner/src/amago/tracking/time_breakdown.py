@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -29,6 +30,23 @@ PARTS = (
 - checkpoint: writing and reading checkpoints and the latest policy.
 - other: everything else, such as callbacks and logging.
 """
+
+
+def rates(seconds: Mapping[str, float], *, env_steps: int, updates: int, collects: bool) -> dict[str, float]:
+    """Timesteps and updates per second of an epoch.
+
+    Args:
+        seconds: What `TimeBreakdown.take` returned for the epoch.
+        env_steps: Timesteps collected in it, by this run or for it.
+        updates: Optimizer steps in it.
+        collects: Whether this process collects. For one that does not, others collect all the time.
+    """
+    collecting = seconds["environments"] + seconds["policy"] + seconds["recording"]
+    updating = seconds["loading"] + seconds["update"]
+    return {
+        "steps_per_second": env_steps / ((collecting if collects else seconds["total"]) or math.inf),
+        "updates_per_second": updates / (updating or math.inf),
+    }
 
 
 class TimeBreakdown:
