@@ -20,6 +20,7 @@ TINY = [
     *("--epochs", "1", "--timesteps-per-epoch", "24", "--batches-per-epoch", "1", "--batch-size", "2"),
     *("--max-seq-len", "8", "--memory-size", "16", "--memory-layers", "1", "--actors", "2"),
     *("--eval-episodes", "1", "--val-interval", "5"),
+    *("--set", "Experiment.traj_save_len=8"),  # in 24 steps few of the episodes end
 ]
 # Environments whose episodes take few seconds. The others need a download, a process per environment, episodes of
 # a thousand simulated steps, or packages that are tested on a stand-in.

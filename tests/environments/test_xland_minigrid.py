@@ -170,7 +170,7 @@ def test_wrong_arguments_are_refused(benchmark):
         XLandMinigridVectorizedGym(2, ruleset_benchmark="trivial-1m")
     with pytest.raises(TypeError, match="a name or a Benchmark"):
         XLandMinigridVectorizedGym(2, ruleset_benchmark=3)
-    with pytest.raises(ValueError, match="train_test_split must be one of train, test"):
+    with pytest.raises(ValueError, match="train_test_split must be one of 'train', 'test'"):
         XLandMinigridVectorizedGym(2, ruleset_benchmark=benchmark, train_test_split="val")
     with pytest.raises(ValueError, match="k_episodes"):
         XLandMinigridVectorizedGym(2, 0, ruleset_benchmark=benchmark)
