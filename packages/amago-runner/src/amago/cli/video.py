@@ -66,8 +66,9 @@ def film_episodes(
             _, histories = experiment.interact(
                 envs, None, episodes=episodes, sample=experiment.sample_actions_val
             )
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UsageProblem(f"the environment cannot render: {error}", "--render") from error
+    except (gymnasium.error.DependencyNotInstalled, NotImplementedError) as error:
+        reason = str(error) or "it has no render()"
+        raise UsageProblem(f"the environment cannot render: {reason}", "--render") from error
     write_video(film.frames, path, film.fps)
     return dict(experiment.policy_metrics(*histories))
 
