@@ -260,7 +260,7 @@ def test_the_command_trains_with_worker_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ([], "continue it with --resume, replace it with --overwrite"),
+        ([], "replace it with --overwrite"),
         (["--overwrite", "--learning-rate", "0"], "learning_rate"),
         (["--overwrite", "--set", "Agent.gamma=7"], "gamma must be at most 1, got 7"),
         (["--overwrite", "--set", "TformerTrajEncoder.n_heads=7"], "n_heads"),
