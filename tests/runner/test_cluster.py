@@ -64,7 +64,7 @@ def three_nodes(
 def make_launch(folder: Path, address: str, told: list[str], **changes: Any) -> ClusterLaunch:
     require_run_folder(folder)
     clear_run_folder(folder, overwrite=False)
-    settings = {"changes": {**CHANGES, **changes}, "gin_files": [], "assignments": []}
+    settings = {"trust": [], "changes": {**CHANGES, **changes}, "gin_files": [], "assignments": []}
     learner = command(
         "learner",
         folder,
@@ -73,6 +73,7 @@ def make_launch(folder: Path, address: str, told: list[str], **changes: Any) -> 
         resume=False,
         overwrite=False,
         log_to_wandb=False,
+        log_to_tensorboard=False,
         only_learn=True,
     )
     return ClusterLaunch(
@@ -110,7 +111,7 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
     cluster, nodes = three_nodes
     folder = tmp_path / "runs" / "run"
     told: list[str] = []
-    launch = make_launch(folder, cluster.address, told, epochs=30)
+    launch = make_launch(folder, cluster.address, told, epochs=100_000)
     try:
         launch.start()
         assert (
@@ -125,14 +126,16 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
         assert files <= set(os.listdir(folder / "buffer" / "fifo"))
         accounts = {index: account_of(folder, index) for index in range(3)}
         assert all(accounts[index] >= before[index] for index in range(3)), (before, accounts, told)
-        status = poll_until(launch, lambda: False)
-        assert status == 0, told
-        collectors_that_went_on = sum(account_of(folder, index) > accounts[index] for index in range(3))
-        assert collectors_that_went_on >= 2  # the node that is left has two CPUs
+
+        def go_on() -> int:
+            return sum(account_of(folder, index) > accounts[index] for index in range(3))
+
+        assert poll_until(launch, lambda: go_on() >= 2) is None, told  # the node that is left has two CPUs
     finally:
         launch.stop()
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["gradient_steps"] == 300
+    assert summary["status"] == "stopped"
+    assert summary["gradient_steps"] > 0
     collected = read_collected(folder).env_steps
     assert 0 < summary["env_steps"] <= collected  # collectors go on during the last evaluation
     trajectories = list((folder / "buffer" / "fifo").iterdir())

@@ -197,3 +197,12 @@ def test_a_failed_start_stops_its_environment_workers(make_experiment: MakeExper
         experiment.start()
     with pytest.raises(RuntimeError, match="closed"):
         experiment.val_envs.reset()
+
+
+def test_a_loop_of_the_users_own_collects_as_much_in_every_call(make_experiment: MakeExperiment) -> None:
+    experiment = make_experiment()
+    experiment.start()
+    for calls in (1, 2, 3):
+        experiment.collect_new_training_data()
+        actors = experiment.parallel_actors
+        assert experiment.counters.env_steps == calls * actors * experiment.train_timesteps_per_epoch

@@ -524,6 +524,7 @@ class Experiment(ExperimentConfig):
             sample=self.sample_actions_train,
         )
         self._end_if_stopped()
+        self.run_state.in_epoch.timesteps = 0  # the next call collects as many again
         self._report("train", returns, specials)
 
     def evaluate_val(self) -> dict[str, float]:
