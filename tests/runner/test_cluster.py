@@ -133,11 +133,7 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
         assert poll_until(launch, lambda: go_on() >= 2) is None, told  # the node that is left has two CPUs
     finally:
         launch.stop()
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "stopped"
-    assert summary["gradient_steps"] > 0
     collected = read_collected(folder).env_steps
-    assert 0 < summary["env_steps"] <= collected  # collectors go on during the last evaluation
     trajectories = list((folder / "buffer" / "fifo").iterdir())
     # Whole, and none twice; episodes that were running in the end are missing.
     assert 0.5 * collected < sum(len(load_trajectory(path)) for path in trajectories) <= collected
