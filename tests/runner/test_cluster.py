@@ -137,7 +137,6 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
     trajectories = list((folder / "buffer" / "fifo").iterdir())
     # Whole, and none twice; episodes that were running in the end are missing.
     assert 0.5 * collected < sum(len(load_trajectory(path)) for path in trajectories) <= collected
-    assert not (folder / "status").exists()
 
 
 @pytest.mark.timeout(600)
