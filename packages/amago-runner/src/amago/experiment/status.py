@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from amago.experiment.callbacks import Callback
 from amago.experiment.shared_run import finite_or_none
+from amago.experiment.summary import RETURN_METRIC
 from amago.hindsight import atomic_file
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 RATE_SECONDS = 60.0
 """Rates are means over this time, or since the start."""
 _SECONDS_BETWEEN_WRITES = 1.0
-_RETURN = "Average Total Return (Across All Env Names)"
 
 
 def status_file(run_dir: Path, role: str, index: int) -> Path:
@@ -108,7 +108,7 @@ class StatusWriter(Callback):
 
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
         if section == "train" or not experiment.collects:
-            self._return = metrics.get(_RETURN, self._return)
+            self._return = metrics.get(RETURN_METRIC, self._return)
 
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         self.enter(experiment, "waiting for data")
