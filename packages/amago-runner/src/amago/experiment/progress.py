@@ -184,7 +184,7 @@ class ProgressDisplay(Callback):
         texts += self._returns(experiment, epoch)
         texts.append(_duration(time.perf_counter() - (self._began or self._epoch_began)))
         left = self._seconds_left(experiment, epoch + 1)
-        if left:
+        if left is not None and epoch + 1 != last:
             texts[-1] += f", about {_duration(left)} left"
         self._print("  ".join(texts))
 
