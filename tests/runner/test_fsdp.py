@@ -34,51 +34,14 @@ def test_a_sharded_model_makes_the_updates_of_a_whole_one(tmp_path: Path, micro_
             assert sharded["metrics"][norm] == pytest.approx(whole["own metrics"][norm], rel=1e-3)
 
 
-SCRIPT = """
-import json, sys
-from pathlib import Path
-import gymnasium
-from amago import Experiment
-from amago.agent import Agent
-from amago.cli_utils import use_config
-from amago.distributed import fsdp
-from amago.envs import AMAGOEnv
-from amago.nets.traj_encoders import TformerTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
-
-root, epochs, sharded, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True", sys.argv[4] == "True"
-use_config({
-    "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 8, "TformerTrajEncoder.d_model": 8,
-    "TformerTrajEncoder.d_ff": 15, "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.n_layers": 2,
-    "Actor.d_hidden": 8, "NCritics.d_hidden": 8,
-})
-make_env = lambda: AMAGOEnv(gymnasium.make("CartPole-v1"), env_name="CartPole")
-experiment = Experiment(
-    run_name="run", ckpt_base_dir=root, dset_root=root, dset_name="buffer", max_seq_len=16,
-    tstep_encoder_type=FFTstepEncoder, traj_encoder_type=TformerTrajEncoder, agent_type=Agent,
-    val_timesteps_per_epoch=50, make_train_env=make_env, make_val_env=make_env, parallel_actors=4,
-    env_mode="sync", epochs=epochs, train_timesteps_per_epoch=50, train_batches_per_epoch=5,
-    batches_per_update=2, val_interval=2, ckpt_interval=2, batch_size=4, dloader_workers=0, seed=1,
-    log_interval=2, learning_rate=0.01, lr_warmup_steps=10, resume=resume, verbose=False, fsdp=sharded,
-)
-experiment.start()
-experiment.learn()
-numbers = {name: float(x.double().sum()) for name, x in fsdp.whole(dict(experiment.policy.state_dict())).items()}
-result = {"weights": numbers, "updates": experiment.counters.gradient_steps}
-(root / f"result_{experiment.processes.rank}.json").write_text(json.dumps(result))
-experiment.close()
-"""
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     """Runs an experiment; returns the result of each process."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
 
     def start(folder: str, epochs: int, *, fsdp: bool, resume: bool = False, processes: int = 2) -> Any:
         root = tmp_path / folder
         root.mkdir(exist_ok=True)
+        script = Path(__file__).parent / "joint_run.py"
         finish(start_ranks(script, [str(root), str(epochs), str(fsdp), str(resume)], count=processes))
         return [json.loads((root / f"result_{rank}.json").read_text()) for rank in range(processes)]
 

@@ -1,5 +1,6 @@
 """A run that is stopped by a signal, or killed, goes on as if it had not been."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runner.ranks import finish, start_ranks
 
 from amago.experiment import Callback, Experiment, RunStopped
 from amago.experiment.checkpointer import read_state
@@ -88,6 +90,20 @@ def test_a_stopped_run_makes_up_for_the_rest_of_its_epoch(
     for section in ("val", "train", "dataset"):
         epochs = Counter(line["axes"]["Epoch"] for line in metrics_of(resumed, section))
         assert epochs == dict.fromkeys(range(EPOCHS), 1), section
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_signal_to_one_of_two_processes_stops_both(tmp_path: Path, rank: int) -> None:
+    script = Path(__file__).parent / "joint_run.py"
+    stopped = start_ranks(script, [str(tmp_path), "3", "False", "False", str(rank)])
+    errors = [process.communicate(timeout=120)[1] for process in stopped]
+    # They agree about it after every tenth update and at the end of an epoch.
+    assert "run stopped by SIGTERM in epoch 2. The checkpoint of epoch 2 is written" in errors[0]
+    assert [process.returncode for process in stopped] == [128 + signal.SIGTERM] * 2
+    finish(start_ranks(script, [str(tmp_path), "3", "False", "True"]))
+    results = [json.loads((tmp_path / f"result_{each}.json").read_text()) for each in range(2)]
+    assert results[0] == results[1]
+    assert results[0]["updates"] == 3 * 3  # of 5 batches in twos; the last one of an epoch has one
 
 
 def test_what_is_collected_after_a_stop_is_not_a_repetition(make_experiment: MakeExperiment) -> None:

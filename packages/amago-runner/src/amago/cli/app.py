@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -53,6 +53,35 @@ Set = Annotated[
         help="A gin setting, e.g. Agent.gamma=0.99; repeatable.",
         rich_help_panel=GIN,
     ),
+]
+RunName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name of the run.", show_default="ENV", rich_help_panel=RUN),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=RUN)
+]
+AutoResume = Annotated[
+    bool,
+    typer.Option(
+        "--auto-resume",
+        help="Continue if there is a checkpoint, else start: for jobs that are started again.",
+        rich_help_panel=RUN,
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a run of this name.", rich_help_panel=RUN)
+]
+Wandb = Annotated[bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)]
+Tensorboard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
+]
+LikeTrain = Annotated[
+    str | None,
+    typer.Argument(metavar="ENV", help="An environment as train takes it.", show_default="the quickstart"),
+]
+Checkpoint = Annotated[
+    str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
 ]
 RUNS = Path("runs")
 
@@ -100,6 +129,13 @@ class Mode(str, Enum):
     learn = "learn"
 
 
+def _which_resume(resume: bool, auto_resume: bool, overwrite: bool) -> bool | Literal["auto"]:
+    """The experiment's `resume`."""
+    if resume + auto_resume + overwrite > 1:
+        raise UsageProblem("give one of --resume, --auto-resume and --overwrite.", "--resume")
+    return "auto" if auto_resume else resume
+
+
 @app.command(cls=_Command, epilog="Later wins: defaults, options, --gin files from left to right, --set.")
 @recipe_options
 def train(
@@ -112,31 +148,13 @@ def train(
             show_default="the quickstart",
         ),
     ] = None,
-    run_name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the run.", show_default="ENV", rich_help_panel=RUN),
-    ] = None,
+    run_name: RunName = None,
     run_dir: RunDir = RUNS,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=RUN)
-    ] = False,
-    auto_resume: Annotated[
-        bool,
-        typer.Option(
-            "--auto-resume",
-            help="Continue if there is a checkpoint, else start: for jobs that are started again.",
-            rich_help_panel=RUN,
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a run of this name.", rich_help_panel=RUN)
-    ] = False,
-    wandb: Annotated[
-        bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)
-    ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
-    ] = False,
+    resume: Resume = False,
+    auto_resume: AutoResume = False,
+    overwrite: Overwrite = False,
+    wandb: Wandb = False,
+    tensorboard: Tensorboard = False,
     mode: Annotated[
         Mode,
         typer.Option(help="Only collect or only learn, beside other processes on NAME.", rich_help_panel=RUN),
@@ -157,8 +175,7 @@ def train(
     folder = run_dir / (run_name or default_run_name(env))
     if env is not None:
         changes["env"] = env
-    if resume + auto_resume + overwrite > 1:
-        raise UsageProblem("give one of --resume, --auto-resume and --overwrite.", "--resume")
+    resume_run = _which_resume(resume, auto_resume, overwrite)
     settings: dict[str, Any] = {"gin_files": gin or (), "assignments": set_ or (), "log_to_wandb": wandb}
     if mode is Mode.collect:
         from amago.cli.separate import collect_run
@@ -170,7 +187,7 @@ def train(
     train_run(
         folder,
         changes,
-        resume="auto" if auto_resume else resume,
+        resume=resume_run,
         overwrite=overwrite,
         log_to_tensorboard=tensorboard,
         only_learn=mode is Mode.learn,
@@ -183,12 +200,7 @@ def train(
 @recipe_options
 def launch(
     changes: dict[str, Any],
-    env: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ENV", help="An environment as train takes it.", show_default="the quickstart"
-        ),
-    ] = None,
+    env: LikeTrain = None,
     collectors: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of collectors.", rich_help_panel=RUN)
     ] = 2,
@@ -213,23 +225,13 @@ def launch(
             rich_help_panel=RUN,
         ),
     ] = None,
-    run_name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the run.", show_default="ENV", rich_help_panel=RUN),
-    ] = None,
+    run_name: RunName = None,
     run_dir: RunDir = RUNS,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=RUN)
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a run of this name.", rich_help_panel=RUN)
-    ] = False,
-    wandb: Annotated[
-        bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)
-    ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
-    ] = False,
+    resume: Resume = False,
+    auto_resume: AutoResume = False,
+    overwrite: Overwrite = False,
+    wandb: Wandb = False,
+    tensorboard: Tensorboard = False,
     gin: Gin = None,
     set_: Set = None,
     trust: Trust = None,
@@ -249,7 +251,7 @@ def launch(
         changes if env is None else {"env": env, **changes},
         gin_files=gin or (),
         assignments=set_ or (),
-        resume=resume,
+        resume=_which_resume(resume, auto_resume, overwrite),
         overwrite=overwrite,
         log_to_wandb=wandb,
         log_to_tensorboard=tensorboard,
@@ -316,9 +318,7 @@ def evaluate(
         int | None,
         typer.Option(metavar="N", min=0, help="Seed of the episodes.", show_default="the run's"),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
-    ] = "latest",
+    checkpoint: Checkpoint = "latest",
     render: Annotated[bool, typer.Option("--render", help="Write a video of some more episodes.")] = False,
     video: Annotated[
         Path | None,
@@ -360,9 +360,7 @@ def evaluate(
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(metavar="OUT.pt2", help="The program to write.")],
-    checkpoint: Annotated[
-        str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
-    ] = "latest",
+    checkpoint: Checkpoint = "latest",
     run_dir: RunDir = RUNS,
     trust: Trust = None,
 ) -> None:
@@ -536,12 +534,7 @@ def watch(
 @recipe_options
 def sweep(
     changes: dict[str, Any],
-    env: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ENV", help="An environment as train takes it.", show_default="the quickstart"
-        ),
-    ] = None,
+    env: LikeTrain = None,
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of seeds, from --seed on.", rich_help_panel=RUN)
     ] = 5,

@@ -286,3 +286,9 @@ def _time_limit(entry: CatalogEntry | None, env: gymnasium.Env[Any, Any]) -> int
     if entry is None:
         return None if env.spec is None else env.spec.max_episode_steps
     return entry.episode_steps if entry.steps_of is None else entry.steps_of(env)
+
+
+def named_module(changes: Mapping[str, Any]) -> list[str]:
+    """The module of MODULE:ID where the user names the environment so: whoever names it trusts it."""
+    module = str(changes.get("env", "")).rpartition(":")[0]
+    return [module] if module else []

@@ -15,11 +15,18 @@ from rich.live import Live
 from rich.table import Table
 
 from amago.cli.build import bind_gin, build_agent, plan_recorded_run, plan_run
+from amago.cli.environments import named_module
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
 from amago.cli.plots import PICTURE_FILE
 from amago.cli.report import Summary, show_summary
-from amago.cli.run_folders import clear_run_folder, problems_named, recorded_recipe, require_run_folder
+from amago.cli.run_folders import (
+    clear_run_folder,
+    has_checkpoint,
+    problems_named,
+    recorded_recipe,
+    require_run_folder,
+)
 from amago.distributed.launch import Launch, LocalLaunch
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
@@ -35,7 +42,7 @@ def launch_run(
     *,
     gin_files: Sequence[Path],
     assignments: Sequence[str],
-    resume: bool,
+    resume: bool | str,
     overwrite: bool,
     log_to_wandb: bool,
     log_to_tensorboard: bool,
@@ -66,17 +73,17 @@ def launch_run(
         raise UsageProblem(f"{ratio} is not above 0.", "--ratio")
     if cluster:
         _require_ray()
-    plan = plan_recorded_run(recorded_recipe(folder)) if resume else plan_run(changes)
-    bind_gin(read_run(folder) if resume else plan.gin, gin_files, assignments)
+    is_resumed = resume is True or (resume == "auto" and has_checkpoint(folder))
+    plan = plan_recorded_run(recorded_recipe(folder)) if is_resumed else plan_run(changes)
+    bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
     build_agent(plan)  # A wrong setting ends here, and not in every process.
     if plan.facts.kind == "offline":
         raise UsageProblem("an offline dataset needs no collectors: use train.", "ENV")
-    if not resume:
+    if not is_resumed:
         require_run_folder(folder)
         with problems_named(folder):
-            clear_run_folder(folder, overwrite=overwrite)
-    named = str(changes.get("env", "")).rpartition(":")[0]  # the module of an environment that the user names
-    trust = [*trust, named] if named else list(trust)
+            clear_run_folder(folder, overwrite=overwrite or resume == "auto")
+    trust = [*trust, *named_module(changes)]
     settings: dict[str, Any] = {
         "trust": trust,
         "changes": dict(changes),

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from amago.cli.build import RunPlan, bind_gin, build_experiment, limited_threads, plan_recorded_run, plan_run
+from amago.cli.environments import named_module
 from amago.cli.options import UsageProblem, option_name
 from amago.cli.recipe import FIXED_WHEN_RESUMED
 from amago.cli.run_folders import RUN_FILE, recorded_recipe
@@ -37,8 +38,7 @@ def collect_run(
     console: Console,
 ) -> None:
     """Collects for the run in `folder` until it is stopped; arguments as of `train_run`."""
-    named = str(changes.get("env", "")).rpartition(":")[0]  # the module of an environment that the user names
-    with trusting(*[named] if named else []):
+    with trusting(*named_module(changes)):
         plan = plan_collector(folder, changes, gin_files, assignments)
     experiment = build_collector(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
     with limited_threads(plan.recipe.threads):

@@ -20,7 +20,7 @@ from amago.cli.build import (
     plan_recorded_run,
     plan_run,
 )
-from amago.cli.environments import resolve_environment
+from amago.cli.environments import named_module, resolve_environment
 from amago.cli.evaluate import evaluate_fresh_episodes
 from amago.cli.options import UsageProblem, option_name
 from amago.cli.recipe import FIXED_WHEN_RESUMED, Recipe
@@ -78,9 +78,7 @@ def train_run(
     if is_resumed:
         _require_resumable(folder)
     plan: RunPlan | None = None
-    # The module of an environment that the user names may be imported.
-    named = str(changes.get("env", "")).rpartition(":")[0]
-    with trusting(*[named] if named else []):
+    with trusting(*named_module(changes)):
         if is_resumed and not has_recipe(folder):
             experiment = _scripts_experiment(folder, changes, gin_files, assignments)
         else:
