@@ -71,6 +71,23 @@ def test_the_time_left_is_shown_until_the_last_epoch() -> None:
     assert "left" not in lines[-1]
 
 
+def test_the_duration_is_estimated_in_the_first_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("amago.experiment.progress.time.perf_counter", lambda: clock)
+    console = Console(width=80, record=True, file=io.StringIO())
+    display = ProgressDisplay(console)
+    counters = SimpleNamespace(env_steps=0, gradient_steps=0, skipped_updates=0)
+    experiment: Any = SimpleNamespace(counters=counters, epoch=0, epochs=10, start_learning_at_epoch=0)
+    display.on_epoch_start(experiment, 0)
+    clock = 10.0  # of collecting
+    display.on_learning_start(experiment, 20)
+    for _ in range(20):
+        clock += 1.0
+        display.on_batch(experiment, True)
+    # An epoch takes 10 s and 20 batches of 1 s; 13 s of ten such epochs are over.
+    assert console.export_text() == "about 5 min expected\n"
+
+
 def test_an_epoch_of_a_learning_run_without_updates_says_so() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     display = ProgressDisplay(console)

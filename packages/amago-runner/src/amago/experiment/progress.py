@@ -21,6 +21,7 @@ _LINES = 20  # per run, where there is no terminal
 _SECONDS_BETWEEN_LINES = 60.0  # at most, so that long epochs are seen to go on
 _SECONDS_BETWEEN_UPDATES = 0.2  # of the bars
 _RECENT_EPOCHS = 10  # that the remaining time is estimated from
+_SECONDS_BEFORE_ESTIMATE = 3.0  # of learning, after which the duration of the first epoch is estimated
 _SPEED_UNITS = {"collecting": "steps/s", "learning": "updates/s"}  # of the phases whose speed is shown
 
 
@@ -28,7 +29,8 @@ class ProgressDisplay(Callback):
     """Prints what is trained at the start; then a bar of the run and one of the running phase of its epoch.
 
     Where the output is no terminal it prints lines instead: about twenty for a run, and one a minute at least in
-    which an epoch ends. Both show the time left, estimated from the latest epochs.
+    which an epoch ends. Both show the time left, estimated after a few seconds of learning, then from the latest
+    epochs.
 
     Args:
         console: Where to print; None is standard output.
@@ -48,6 +50,7 @@ class ProgressDisplay(Callback):
         self._train_return: float | None = None
         self._updates_before = 0
         self._has_learned = False
+        self._first_epoch_seconds: float | None = None  # estimated while it learns
 
     def on_start(self, experiment: Experiment) -> None:
         policy, dataset = experiment.policy, experiment.dataset
@@ -101,6 +104,14 @@ class ProgressDisplay(Callback):
 
     def on_batch(self, experiment: Experiment, updated: bool) -> None:
         self._advance(experiment, 1)
+        if not self._has_learned and self._first_epoch_seconds is None and self._phase_total:
+            now = time.perf_counter()
+            if now - self._phase_began >= _SECONDS_BEFORE_ESTIMATE:
+                learning = (now - self._phase_began) * self._phase_total / self._phase_count
+                self._first_epoch_seconds = self._phase_began - self._epoch_began + learning
+                left = self._seconds_left(experiment, experiment.epoch)
+                if left is not None and not self._console.is_terminal:
+                    self._print(f"about {_duration(left)} expected")
 
     def on_learning_end(self, experiment: Experiment) -> None:
         self._measure_speed()
@@ -201,9 +212,12 @@ class ProgressDisplay(Callback):
 
     def _seconds_left(self, experiment: Experiment, epochs_done: int) -> float | None:
         last = _finite(experiment.epochs)
-        if last is None or not self._epoch_seconds:
+        if last is None or not (self._epoch_seconds or self._first_epoch_seconds):
             return None
-        mean = sum(self._epoch_seconds) / len(self._epoch_seconds)
+        if self._first_epoch_seconds is not None and not self._has_learned:
+            mean = self._first_epoch_seconds
+        else:
+            mean = sum(self._epoch_seconds) / len(self._epoch_seconds)
         return max(0.0, mean * (last - epochs_done) - (time.perf_counter() - self._epoch_began))
 
     def _print(self, text: str) -> None:
