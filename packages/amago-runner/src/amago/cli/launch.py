@@ -30,7 +30,7 @@ from amago.cli.run_folders import (
 from amago.distributed.launch import Launch, LocalLaunch
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
-from amago.experiment.status import read_status
+from amago.experiment.status import read_status, remove_dead
 
 _LINES = 20
 _POLL_SECONDS = 0.5
@@ -134,6 +134,8 @@ def launch_run(
         status = watch_launch(launch, LaunchTable(folder, ratio, plan.recipe.epochs), console)
     except ConnectionError as error:
         raise UsageProblem(f"there is no Ray cluster at {address}: {error}", "--address") from error
+    finally:
+        remove_dead(folder)  # of collectors that were killed
     if status == 0:
         show_summary(console, Summary.load(folder), folder, folder / PICTURE_FILE)
     return status

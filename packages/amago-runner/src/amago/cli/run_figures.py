@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +20,11 @@ import numpy as np
 from amago.cli.report import SUMMARY_FILE, mean_return, success_by_attempt
 from amago.cli.run_folders import RUN_FILE
 from amago.experiment.run_folder import METRICS_FILE
+from amago.experiment.status import is_alive
 
 # Arguments of the Experiment that name the run, its folder or its logs; they do not change what is learned.
 _IDENTITY = {"run_name", "ckpt_base_dir", "dset_root", "dset_name", "seed", "verbose"}
 _LOGGING = ("wandb_", "log_to_")
-_SILENT_SECONDS = 60.0  # a process of another machine that has not reported for so long counts as dead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,20 +259,8 @@ def read_processes(folder: Path) -> list[Process]:
     found = []
     for path in (folder / "status").glob("*.json"):
         if status := _read_json(path):
-            found.append(Process(name=path.stem, status=status, alive=_is_alive(status)))
+            found.append(Process(name=path.stem, status=status, alive=is_alive(status)))
     return sorted(found, key=lambda process: (process.status.get("role") == "collector", process.name))
-
-
-def _is_alive(status: Mapping[str, Any]) -> bool:
-    if status.get("host") != socket.gethostname():
-        return time.time() - float(status.get("time", 0.0)) < _SILENT_SECONDS
-    try:
-        os.kill(int(status["pid"]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _is_finished(summary: Mapping[str, Any]) -> bool:

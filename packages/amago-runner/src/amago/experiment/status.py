@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RATE_SECONDS = 60.0
 """Rates are means over this time, or since the start."""
 _SECONDS_BETWEEN_WRITES = 1.0
+_SILENT_SECONDS = 60.0  # a process of another machine that has not reported for so long counts as dead
 
 
 def status_file(run_dir: Path, role: str, index: int) -> Path:
@@ -46,6 +47,28 @@ def read_status(run_dir: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):  # the process ended
             found.append(json.loads(path.read_text()))
     return sorted(found, key=lambda status: (status["role"] == "collector", status["index"]))
+
+
+def is_alive(status: Mapping[str, Any]) -> bool:
+    """Whether the process of a status file still runs."""
+    if status.get("host") != socket.gethostname():
+        return time.time() - float(status.get("time", 0.0)) < _SILENT_SECONDS
+    try:
+        os.kill(int(status["pid"]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def remove_dead(run_dir: Path) -> None:
+    """Removes the files of processes that were killed, and the folder if no other file is left."""
+    for status in read_status(run_dir):
+        if not is_alive(status):
+            status_file(run_dir, status["role"], status["index"]).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (run_dir / "status").rmdir()
 
 
 def write_status(status: Mapping[str, Any], path: Path) -> None:
