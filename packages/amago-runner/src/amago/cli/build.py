@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +62,7 @@ EXPERIMENT_SETTINGS = {
 }
 # Other arguments of Experiment that the command line sets, and where.
 _OTHER_OPTIONS = {
+    "threads": "--threads",
     "run_name": "--run-name",
     "dset_name": "--run-name",
     "ckpt_base_dir": "--run-dir",
@@ -276,17 +276,6 @@ def _offline_arguments(plan: RunPlan, folder: Path) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def limited_threads(threads: int | None) -> Iterator[None]:
-    """Sets the number of torch's threads, and afterwards the former number again; None changes nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _refuse_set_by_options(plan: RunPlan) -> None:
     """Raises a UsageProblem for a gin setting that would be ignored, since an option sets the same argument."""
     options = {
@@ -363,6 +352,8 @@ def build_experiment(
         },
         **{name: getattr(recipe, setting) for name, setting in EXPERIMENT_SETTINGS.items()},
     }
+    if recipe.threads is not None:
+        arguments["threads"] = recipe.threads
     if plan.facts.kind == "offline":
         arguments.update(_offline_arguments(plan, folder))
     if recipe.batches_per_epoch == 0:  # only collects

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from amago.cli.build import changed_arguments, limited_threads
+from amago.cli.build import changed_arguments
 from amago.cli.environments import EnvFacts, EnvMaker, inspect_environment, maker_of
 from amago.cli.options import UsageProblem
 from amago.cli.plots import draw_groups, mean_success
@@ -136,10 +136,7 @@ def evaluate_run(
     if episodes is None:
         episodes = _EPISODES if recipe is None else recipe.eval_episodes
     changes = {} if seed is None else {"seed": seed}
-    with (
-        limited_threads(None if recipe is None else recipe.threads),
-        rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment,
-    ):
+    with rebuilt_experiment(folder, gin_files, assignments, **changes) as experiment:
         facts = inspect_environment(maker) if isinstance(maker, EnvMaker) else None
         experiment.load_checkpoint_from_path(weights, is_accelerate_state=False)
         metrics = evaluate_fresh_episodes(experiment, maker, facts, episodes)

@@ -114,7 +114,7 @@ class Recipe:
     ] = 0
     threads: Annotated[
         int | None,
-        _number(LEARNING, "Threads of torch on a CPU.", show_default="torch's; 1 for small networks"),
+        _number(LEARNING, "Threads of torch on a CPU.", show_default="1 for small layers, else torch's"),
     ] = None
     lr_warmup_steps: int = 500
     lr_end: float = 1.0
@@ -189,7 +189,6 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "lr_warmup_steps": 100,
         # At a constant rate one policy in five is much worse than those before and after it.
         "lr_end": 0.05,
-        "threads": 1,
         "context": 32,
         # Sampling files uniformly would mostly show the short episodes of bad policies.
         "sample_by": "timesteps",
@@ -220,7 +219,6 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "batch_size": 16,
         "learning_rate": 5e-4,
         "lr_warmup_steps": 100,
-        "threads": 1,
         "context": 25,
         # Episodes are written in segments, so learning need not wait for their end.
         "traj_save_len": 50,
@@ -245,7 +243,6 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "timesteps_per_epoch": 100,
         "batches_per_epoch": 60,
         "learning_rate": 5e-4,
-        "threads": 1,
         "context": 512,
         "gin": {
             # Returns are of the order of 1, and PopArt begins with a scale of 10.
@@ -299,7 +296,6 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "batches_per_epoch": 50,
         "batch_size": 16,
         "learning_rate": 5e-4,
-        "threads": 1,
         "context": 64,
         "gin": {
             "Agent.reward_multiplier": 100.0,

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from amago.cli.build import RunPlan, bind_gin, build_experiment, limited_threads, plan_recorded_run, plan_run
+from amago.cli.build import RunPlan, bind_gin, build_experiment, plan_recorded_run, plan_run
 from amago.cli.environments import named_module
 from amago.cli.options import UsageProblem, option_name
 from amago.cli.recipe import FIXED_WHEN_RESUMED
@@ -41,14 +41,13 @@ def collect_run(
     with trusting(*named_module(changes)):
         plan = plan_collector(folder, changes, gin_files, assignments)
     experiment = build_collector(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
-    with limited_threads(plan.recipe.threads):
-        try:
-            experiment.start()
-            index = 0 if experiment.slot is None else experiment.slot.index
-            console.print(f"Collector {index} of {folder}. Stop it with Ctrl-C.", highlight=False)
-            experiment.learn()
-        finally:
-            experiment.close()
+    try:
+        experiment.start()
+        index = 0 if experiment.slot is None else experiment.slot.index
+        console.print(f"Collector {index} of {folder}. Stop it with Ctrl-C.", highlight=False)
+        experiment.learn()
+    finally:
+        experiment.close()
 
 
 def plan_collector(

@@ -16,7 +16,6 @@ from amago.cli.build import (
     build_agent,
     build_experiment,
     changed_arguments,
-    limited_threads,
     plan_recorded_run,
     plan_run,
 )
@@ -106,8 +105,7 @@ def train_run(
         raise UsageProblem(str(error), "--wandb" if log_to_wandb else "--tensorboard") from error
     if not is_resumed:
         require_run_folder(folder)
-    with limited_threads(None if plan is None else plan.recipe.threads):
-        summary = _learn_and_evaluate(experiment, console, plan)
+    summary = _learn_and_evaluate(experiment, console, plan)
     picture = folder / PICTURE_FILE
     show_summary(console, summary, folder, picture if picture.is_file() else None)
     was_to_learn = experiment.start_learning_at_epoch < experiment.epochs

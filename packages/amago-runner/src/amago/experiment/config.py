@@ -145,6 +145,8 @@ class ExperimentConfig:
         max_policy_age: Seconds without a new policy of the learner, after which a collector warns once.
         fsdp: Shard the trajectory encoder over the processes of a data-parallel run (FSDP2): its parameters,
             gradients and optimizer state. For models that do not fit a GPU whole; not with `compile=True`.
+        threads: Threads of torch in this process until `close()`, for an agent on a CPU. "auto" is 1 if its layers
+            are small, for which several threads take longer than one, else torch's own number.
     """
 
     run_name: Name
@@ -214,6 +216,7 @@ class ExperimentConfig:
     overwrite: bool = False
     max_policy_age: Annotated[float, Ge(0), MAY_BE_INFINITE] = 600.0
     fsdp: bool = False
+    threads: Size | Literal["auto"] = "auto"
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Rejects unknown arguments with the nearest valid name."""

@@ -48,7 +48,7 @@ from amago.experiment.evaluator import (
     require_same_spaces,
     stats_from_histories,
 )
-from amago.experiment.learner import Learner, make_adamw
+from amago.experiment.learner import Learner, make_adamw, threads_for
 from amago.experiment.progress import ProgressDisplay
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy
@@ -270,6 +270,7 @@ class Experiment(ExperimentConfig):
 
     def _compose(self) -> None:
         """Creates the objects that learn, evaluate and collect with what `init_model` and `init_envs` made."""
+        self._set_threads()
         self.learner = Learner(
             self.policy_aclr,
             self.optimizer,
@@ -289,6 +290,14 @@ class Experiment(ExperimentConfig):
             recorder = make_training_recorder(self, self.train_envs, self.streams, self.processes)
             self.collector = Collector(acting, self.train_envs, recorder, self.streams, times=self.times)
             self._closing.callback(self.collector.close)
+
+    def _set_threads(self) -> None:
+        threads = self.threads
+        if threads == "auto":
+            threads = threads_for(self.policy, self.batch_size * self.max_seq_len)
+        if self.DEVICE.type == "cpu":
+            self._closing.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
 
     def init_optimizer(self, policy: BaseAgent) -> Optimizer:
         """Creates the optimizer: AdamW over the trainable parameters of `policy`."""

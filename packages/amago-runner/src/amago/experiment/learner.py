@@ -30,6 +30,9 @@ from amago.kernels.memory import keep_freed_memory
 from amago.nets.specs import as_obs_spec
 from amago.utils import amago_warning
 
+# Multiplications of the largest layer for a batch, below which one thread is at least as quick as two: waking a
+# thread takes some 100 us, and an update has a thousand operations. See docs/performance.md.
+_WORTH_THREADS = 400_000_000
 # Maximum number of flags in transfer; above it, the learner waits for the oldest one.
 _UPDATES_IN_FLIGHT = 2
 
@@ -264,6 +267,25 @@ class Learner:
                 f"The last batch is in {path}. Check its rewards and observations, and try a lower learning_rate.",
                 path,
             )
+
+
+def threads_for(agent: nn.Module, timesteps: int) -> int:
+    """Number of threads for updates on a CPU: 1, or torch's number if a layer is large or a convolution.
+
+    Args:
+        agent: Agent to train.
+        timesteps: Timesteps of a batch.
+    """
+    largest = 0
+    for module in agent.modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        for weight in module.parameters(recurse=False):
+            if weight.dim() >= 4:
+                return torch.get_num_threads()
+            if weight.dim() >= 2:
+                largest = max(largest, weight.shape[-1] * weight.shape[-2])
+    return 1 if timesteps * largest < _WORTH_THREADS else torch.get_num_threads()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -58,7 +59,7 @@ class ProgressDisplay(Callback):
         names = " / ".join(type(network).__name__ for network in networks)
         parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
         self._print(
-            f"run {experiment.run_name} in {experiment.run_dir} on {experiment.DEVICE}, "
+            f"run {experiment.run_name} in {experiment.run_dir} on {experiment.DEVICE}{_threads(experiment)}, "
             f"seed {experiment.streams.seed}"
         )
         self._print(f"  {names}: {parameters:,} trainable parameters")
@@ -222,6 +223,12 @@ class ProgressDisplay(Callback):
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _threads(experiment: Experiment) -> str:
+    """The number of torch's threads, for an agent on a CPU."""
+    count = torch.get_num_threads()
+    return f" ({count} thread{'s' if count > 1 else ''})" if experiment.DEVICE.type == "cpu" else ""
 
 
 def _finite(epochs: float) -> int | None:
