@@ -54,6 +54,7 @@ MakeExperiment = Callable[..., Experiment]
         ),
         ({"dset_root": "data"}, ValueError, ["dataset and dset_root='data' are both given"]),
         ({"dataset": "folder"}, TypeError, ["dataset", "'folder'", "RLDataset"]),
+        ({"dataset": DiskTrajDataset}, TypeError, ["dataset", "DiskTrajDataset", "instance"]),
         ({"dset_max_size": 5}, ValueError, ["dataset and dset_max_size=5 are both given"]),
         ({"agent_type": "agent"}, TypeError, ["agent_type", "'agent'", "BaseAgent"]),
         ({"agent_type": FFTrajEncoder}, TypeError, ["agent_type", "FFTrajEncoder", "BaseAgent"]),

@@ -181,7 +181,10 @@ def make_accelerator(mixed_precision: str = "no") -> Accelerator:
         ValueError: accelerate is asked for something by environment variables that would have no effect.
     """
     check_launch_settings(mixed_precision)
+    # accelerate leaves the processes of torchrun apart where there is no GPU, unless it is told to use the CPU.
+    is_rank = int(os.environ.get("LOCAL_RANK", "-1")) >= 0
     accelerator = Accelerator(
+        cpu=is_rank and not torch.accelerator.is_available(),
         mixed_precision="no",
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=True),

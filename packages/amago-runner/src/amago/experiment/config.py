@@ -301,8 +301,10 @@ class ExperimentConfig:
                 "dataset is None: pass a dataset, e.g. dataset=DiskTrajDataset(dset_root=..., dset_name=..., "
                 "dset_max_size=...), or dset_root and dset_name"
             )
-        if self.dataset is not None and not hasattr(self.dataset, "sample_random_trajectory"):
-            raise TypeError(f"dataset is {self.dataset!r}, must be an RLDataset")
+        if self.dataset is not None and (
+            isinstance(self.dataset, type) or not hasattr(self.dataset, "sample_random_trajectory")
+        ):
+            raise TypeError(f"dataset is {self.dataset!r}, must be an instance of RLDataset")
         ignored = [name for name in DATASET_ARGUMENTS if getattr(self, name) is not None]
         if self.dataset is not None and ignored:
             given = ", ".join(f"{name}={getattr(self, name)!r}" for name in ignored)
