@@ -66,6 +66,23 @@ def test_no_rows_give_no_rows_and_gradients_of_zero(shape, leaky, backend):
     assert not bias.grad.any()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_second_order_equal_the_formula(backend):
+    results = []
+    for layer in (lambda *inputs: kernels.linear(*inputs, leaky=0.1, backend=backend), formula_leaky):
+        inputs = learnable(*random_layer((37, 24), 40, seed=3))
+        loss = layer(*inputs).square().sum()
+        grads = torch.autograd.grad(loss, inputs, create_graph=True)
+        sum(grad.square().sum() for grad in grads).backward()
+        results.append([x.grad.double() for x in inputs])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-3)
+
+
+def formula_leaky(x, weight, bias):
+    return formula(x, weight, bias, 0.1)
+
+
 def test_large_products_equal_the_formula_whatever_library_is_chosen():
     x, weight, bias = random_layer((512, 256), 128, seed=5)
     assert x.numel() * weight.shape[0] >= onednn._WORTH_MULTIPLICATIONS

@@ -95,7 +95,7 @@ def _padded(x: Tensor) -> Tensor:
     oneDNN generates code for each new shape, which takes longer than a product of small matrices, and batches
     have a different number of transitions every time.
     """
-    missing = -len(x) % max(32, 1 << (len(x).bit_length() - 4))
+    missing = -len(x) % (1 << max(0, len(x).bit_length() - 4))
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
