@@ -278,12 +278,10 @@ def threads_for(agent: nn.Module, timesteps: int) -> int:
     """
     largest = 0
     for module in agent.modules():
-        if isinstance(module, nn.Embedding):
-            continue
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            return torch.get_num_threads()
         for weight in module.parameters(recurse=False):
-            if weight.dim() >= 4:
-                return torch.get_num_threads()
-            if weight.dim() >= 2:
+            if weight.dim() >= 2 and not isinstance(module, nn.Embedding):
                 largest = max(largest, weight.shape[-1] * weight.shape[-2])
     return 1 if timesteps * largest < _WORTH_THREADS else torch.get_num_threads()
 
