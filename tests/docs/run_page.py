@@ -24,12 +24,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import amago.cli.app
-import amago.cli.train
-import amago.experiment.experiment
-
-FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)``` *$", re.DOTALL | re.MULTILINE)
-DIRECTIVES = re.compile(r"(?:^ *<!-- test: .*? -->\s*)+\Z", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)``` *$", re.DOTALL | re.MULTILINE
+)
+DIRECTIVES = re.compile(r"(?:^ *<!-- test: (?:(?!-->).)*-->\s*)+\Z", re.DOTALL | re.MULTILINE)
 DIRECTIVE = re.compile(r"<!-- test: (.*?) -->", re.DOTALL)
 SHOWN_ONLY = {"text", "json", "toml", "yaml", "ini", "gin", "html", "mermaid"}
 # Installation is tested by `make install-check`; launchers start the cluster that tests/runner starts.
@@ -122,6 +120,7 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.blocks = list(blocks_of(path.read_text(encoding="utf-8")))
         self._context = multiprocessing.get_context("fork")
         self._python: Connection | None = None
 
@@ -135,7 +134,10 @@ class Page:
 
     def _run_blocks(self) -> int:
         count = 0
-        for block in blocks_of(self.path.read_text(encoding="utf-8")):
+        if any(block.runs and block.language in ("python", "bash") for block in self.blocks):
+            import amago.cli.train
+            import amago.experiment.experiment  # noqa: F401
+        for block in self.blocks:
             for command in block.before if block.runs or block.title else ():
                 self._run_command(command, block.line)
             if block.title:
@@ -197,6 +199,8 @@ class Page:
 
 
 def amago_run(arguments: list[str]) -> None:
+    import amago.cli
+
     sys.argv = ["amago-run", *arguments]
     amago.cli.main()
 
