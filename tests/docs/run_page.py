@@ -8,6 +8,7 @@ that has imported amago already, so a command takes a fraction of a second.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -25,10 +26,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)``` *$", re.DOTALL | re.MULTILINE
+    r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)``` *$", flags=re.DOTALL | re.MULTILINE
 )
 DIRECTIVES = re.compile(r"(?:^ *<!-- test: (?:(?!-->).)*-->\s*)+\Z", re.DOTALL | re.MULTILINE)
 DIRECTIVE = re.compile(r"<!-- test: (.*?) -->", re.DOTALL)
+# A page that goes on with the files of another one, which runs before it in the same folder.
+AFTER = re.compile(r"^<!-- test: after (\S+) -->$", re.MULTILINE)
 SHOWN_ONLY = {"text", "json", "toml", "yaml", "ini", "gin", "html", "mermaid"}
 # Installation is tested by `make install-check`; launchers start the cluster that tests/runner starts.
 NOT_RUN = ("pip", "make", "git", "cd", "sudo", "torchrun", "accelerate", "python -m venv", "python3 -m venv")
@@ -85,6 +88,8 @@ def parsed(block: Block, directives: list[str]) -> Block:
     options: dict[str, object] = {}
     for directive in directives:
         word, _, rest = directive.partition(" ")
+        if word == "after":
+            continue
         if word == "append":
             options["append"] = rest
         elif word == "run":
@@ -119,13 +124,15 @@ class Page:
     """Runs blocks in the current folder."""
 
     def __init__(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
         self.path = path
-        self.blocks = list(blocks_of(path.read_text(encoding="utf-8")))
+        self.blocks = list(blocks_of(text))
+        self.earlier = [path.parent / name for name in AFTER.findall(text)]
         self._context = multiprocessing.get_context("fork")
         self._python: Connection | None = None
 
     def run(self) -> int:
-        """Runs every block and returns how many were run."""
+        """Runs every block and returns how many ran."""
         try:
             return self._run_blocks()
         finally:
@@ -133,7 +140,7 @@ class Page:
                 self._python.send(None)
 
     def _run_blocks(self) -> int:
-        count = 0
+        count = sum(Page(path).run() for path in self.earlier)
         if any(block.runs and block.language in ("python", "bash") for block in self.blocks):
             import amago.cli.train
             import amago.experiment.experiment  # noqa: F401
@@ -206,12 +213,13 @@ def amago_run(arguments: list[str]) -> None:
 
 
 def run_python_blocks(blocks: Connection, path: str) -> None:
-    """Executes blocks in the namespace of a module `__main__`, and answers with the exception's name and traceback."""
+    """Executes blocks in a module `__main__`, and answers with the name and traceback of what was raised."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.path.insert(0, "")
     while (code := blocks.recv()) is not None:
         raised, details = None, ""
+        importlib.invalidate_caches()  # for modules that a block has just written
         try:
             exec(compile(code, path, "exec"), vars(main))
         except BaseException as error:  # also SystemExit: a page ends with its last block
