@@ -1,4 +1,4 @@
-"""Hooks of MkDocs, see mkdocs.yml: navigation of whole folders, links out of docs/, and the packages for mkdocstrings.
+"""Hooks of mkdocs.yml: navigation of whole folders, links out of docs/, and the packages for mkdocstrings.
 
 Pages link to each other, and to other files of the repository, by relative paths, so that they also read well on a
 code host. A linked file outside of docs/ becomes the file repository/PATH of the site.
@@ -36,8 +36,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files outside of docs/ that the navigation names or that pages link to, and those that these link to."""
-    wanted = [page.removeprefix(f"{PREFIX}/") for page in pages_in(config.nav or []) if page.startswith(PREFIX)]
+    """Adds the files outside of docs/ that the navigation names, or that pages link to."""
+    wanted = [
+        page.removeprefix(f"{PREFIX}/") for page in pages_in(config.nav or []) if page.startswith(PREFIX)
+    ]
     for file in files.documentation_pages():
         wanted += links_out(f"docs/{file.src_uri}", file.content_string)
     seen = set()
@@ -50,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             raise PluginError(f"{path} is linked to, but there is no such file")
         files.append(File.generated(config, f"{PREFIX}/{path}", abs_src_path=str(ROOT / path)))
         if path.endswith(".md"):
-            files.get_file_from_path(f"{PREFIX}/{path}").inclusion = not_in_nav()  # type: ignore[union-attr]
+            files.get_file_from_path(f"{PREFIX}/{path}").inclusion = not_in_nav()
             wanted += links_out(path, (ROOT / path).read_text(encoding="utf-8"))
     return files
 
@@ -58,7 +60,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Points links that leave docs/ to the files that `on_files` added."""
     source = page.file.src_uri
-    path = source.removeprefix(f"{PREFIX}/") if source.startswith(f"{PREFIX}/") else f"docs/{source}"
+    path = f"docs/{source}"
+    if source.startswith(f"{PREFIX}/"):
+        path = source.removeprefix(f"{PREFIX}/")
+        page.meta["search"] = {"boost": 0.2}  # changelogs mention everything
 
     def replaced(match: re.Match[str]) -> str:
         target = resolved(path, match[1])
@@ -130,7 +135,7 @@ def rest_of(pattern: str, listed: set[str]) -> list[str]:
 
 
 def link_packages(folder: Path) -> None:
-    """Makes a folder `amago` with links to the parts of the five packages, which is read without being imported."""
+    """Makes a folder `amago` with links to the parts of the five packages, to be read without importing them."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for source in ROOT.glob("packages/*/src/amago/*"):

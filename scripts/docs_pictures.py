@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 150, 24, 48  # margins of the plot
+WIDTH, HEIGHT = 520, 300  # small enough for a phone: the text shrinks with the picture
+LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 54  # margins of the plot
 GREY, COLOURS = "#8a8f98", {"Transformer": "#2f81d6", "no memory": "#d9691e"}
-LABELS = {"Transformer": ("with memory", "(Transformer)"), "no memory": ("without memory", "(feed-forward)")}
+LABELS = {"Transformer": "with memory (Transformer)", "no memory": "without memory (feed-forward)"}
 
 
 def success_by_attempt() -> dict[str, list[float]]:
@@ -34,8 +34,8 @@ def picture(series: dict[str, list[float]]) -> str:
         return HEIGHT - BOTTOM - success * (HEIGHT - TOP - BOTTOM)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="14" fill="{GREY}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="16" fill="{GREY}">',
         "<title>Success by attempt at the same lake, with and without memory</title>",
     ]
     for percent in range(0, 101, 25):
@@ -45,17 +45,16 @@ def picture(series: dict[str, list[float]]) -> str:
             f'<text x="{LEFT - 8}" y="{line + 5:.1f}" text-anchor="end">{percent} %</text>',
         ]
     for attempt in range(1, attempts + 1):
-        parts.append(f'<text x="{x(attempt):.1f}" y="{HEIGHT - 26}" text-anchor="middle">{attempt}</text>')
+        parts.append(f'<text x="{x(attempt):.1f}" y="{HEIGHT - 32}" text-anchor="middle">{attempt}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">attempt at the same lake</text>')
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">attempt at the same lake</text>')
     for name, values in series.items():
         points = [(x(i), y(value)) for i, value in enumerate(values, start=1)]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[name]}" stroke-width="3"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="5" fill="{COLOURS[name]}"/>' for a, b in points]
-        for row, label in enumerate(LABELS[name]):
-            end = f'x="{points[-1][0] + 14:.1f}" y="{points[-1][1] + 2 + 18 * row:.1f}"'
-            parts.append(f'<text {end} fill="{COLOURS[name]}">{label}</text>')
+        end = f'x="{points[-1][0]:.1f}" y="{points[-1][1] + 28:.1f}" text-anchor="end"'
+        parts.append(f'<text {end} fill="{COLOURS[name]}">{LABELS[name]}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 

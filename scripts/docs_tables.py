@@ -1,6 +1,6 @@
 """Writes docs/reference/cli.md and defaults.md from the commands' options, the recipes and the registries.
 
-    python scripts/docs_tables.py
+python scripts/docs_tables.py
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def command_section(name: str, command: Any) -> list[str]:
     parameters = [each for each in command.params if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     options = [each for each in parameters if each.param_type_name == "option" and each.name != "help"]
-    usage = " ".join(["amago-run", name, *(["[OPTIONS]"] if options else []), *map(argument_usage, arguments)])
+    usage = " ".join(
+        ["amago-run", name, *(["[OPTIONS]"] if options else []), *map(argument_usage, arguments)]
+    )
     lines = ["```text", usage, "```", "", *paragraphs(command.help)]
     panels: dict[str, list[Any]] = defaultdict(list)
     for parameter in (*arguments, *options):
@@ -64,7 +66,11 @@ def command_section(name: str, command: Any) -> list[str]:
 
 def argument_usage(argument: Any) -> str:
     dots = "..." if argument.nargs == -1 else ""
-    return f"{argument.metavar or argument.name.upper()}{dots}" if argument.required else f"[{argument.metavar}]{dots}"
+    return (
+        f"{argument.metavar or argument.name.upper()}{dots}"
+        if argument.required
+        else f"[{argument.metavar}]{dots}"
+    )
 
 
 def names(parameter: Any) -> str:
@@ -79,7 +85,13 @@ def default(parameter: Any) -> str:
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     value = parameter.default
-    if not parameter.show_default or value is None or isinstance(value, bool) or callable(value) or value == ():
+    if (
+        not parameter.show_default
+        or value is None
+        or isinstance(value, bool)
+        or callable(value)
+        or value == ()
+    ):
         return "required" if parameter.required else ""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
@@ -110,20 +122,20 @@ def plain(text: str) -> str:
 
 def defaults_page() -> str:
     """The settings of each kind of environment, and the registered names, as `amago-run list` prints them."""
-    recipes = {name: Recipe(env="", **settings) for name, settings in RECIPES.items()}
+    recipes: dict[str, Recipe] = {name: Recipe(env="", **settings) for name, settings in RECIPES.items()}
     recipes[QUICKSTART_NAME] = QUICKSTART
     lines = [
         "# Default settings",
         "",
         "`amago-run train ENV` chooses settings by the kind of ENV. `amago-run list recipes` prints them, and",
-        "`amago-run check-env ENV` names the kind of an environment. Any option on the command line wins over them.",
+        "`amago-run check-env ENV` names the kind of an environment. Options on the command line win over them.",
         "",
         "| kind | environments |",
         "|---|---|",
         *(f"| {kind} | {cell(meaning)} |" for kind, meaning in KINDS.items()),
         "",
-        "`continuous` are vectors with continuous actions; `quickstart` is `amago-run train` without ENV. An empty cell",
-        "means the default.",
+        "`continuous` are vectors with continuous actions; `quickstart` is `amago-run train` without ENV. An",
+        "empty cell means the default.",
         "",
         f"| option | default | {' | '.join(recipes)} |",
         f"|---|---|{'---|' * len(recipes)}",
