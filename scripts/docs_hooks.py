@@ -129,8 +129,14 @@ def expanded(nav: Any, listed: set[str]) -> Any:
 
 
 def rest_of(pattern: str, listed: set[str]) -> list[str]:
+    """The pages of a folder: its index.md, then those that it links to, in their order, then the others by name."""
     pages = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.glob(pattern)) if page.suffix == ".md"]
-    pages.sort(key=lambda page: not page.endswith("/index.md"))
+    index = pattern.replace("*", "index.md")
+    order = [index]
+    if index in pages:
+        links = LINK.findall((DOCS / index).read_text(encoding="utf-8"))
+        order += [in_site(resolved(f"docs/{index}", link)) for link in links]
+    pages.sort(key=lambda page: order.index(page) if page in order else len(order))
     return [page for page in pages if page not in listed]
 
 
