@@ -93,7 +93,7 @@ test-all: setup  ## all tests; GPU tests are skipped without a GPU
 	$(PYTEST) $(ARGS)
 
 docs: setup $(DOCS_VENV)/.installed docs-files  ## build the documentation into site/; warnings and dead links are errors
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
 	@echo 'Documentation: site/index.html'
 
 docs-serve: setup $(DOCS_VENV)/.installed docs-files  ## show the documentation at http://127.0.0.1:8000 while it is edited

@@ -129,7 +129,7 @@ def expanded(nav: Any, listed: set[str]) -> Any:
 
 
 def rest_of(pattern: str, listed: set[str]) -> list[str]:
-    """The pages of a folder: its index.md, then those that it links to, in their order, then the others by name."""
+    """The pages of a folder: index.md, then those that it links to, in their order, then the others by name."""
     pages = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.glob(pattern)) if page.suffix == ".md"]
     index = pattern.replace("*", "index.md")
     order = [index]
