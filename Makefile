@@ -23,6 +23,7 @@ PACKAGE_PATHS := $(PACKAGE_NAMES:%=packages/amago-%)
 SOURCES := $(PACKAGE_PATHS:%=%/src)
 INSTALLED := .venv/.installed
 ENVS_VENV := .venv-envs
+DOCS_VENV := .venv-docs
 ENV_EXTRAS := popgym,babyai,metaworld,atari,retro,xland,gymnax,mujoco,dm-control,minari
 # procgen2 and gym ask for older versions than those that they run with; gym3 needs cffi and imageio.
 ENV_PACKAGES_NO_DEPS := procgen2 gym3 envpool gym gym-notices optree
@@ -45,7 +46,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 WANDB_MODE=offline $(BIN)/pytest -
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train train-control test test-all lint format types contracts lock-check lock pins \
-	wheels install-check test-envs clean
+	wheels install-check test-envs docs docs-serve docs-files clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 18
@@ -91,6 +92,23 @@ $(ENVS_VENV)/.installed: constraints-envs.txt $(PACKAGE_PATHS:%=%/pyproject.toml
 test-all: setup  ## all tests; GPU tests are skipped without a GPU
 	$(PYTEST) $(ARGS)
 
+docs: setup $(DOCS_VENV)/.installed docs-files  ## build the documentation into site/; warnings and dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+	@echo 'Documentation: site/index.html'
+
+docs-serve: setup $(DOCS_VENV)/.installed docs-files  ## show the documentation at http://127.0.0.1:8000 while it is edited
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs serve --no-strict
+
+docs-files: setup  # pictures and pages that commands make
+	$(BIN)/python scripts/docs_tables.py
+	$(BIN)/python scripts/docs_pictures.py
+
+$(DOCS_VENV)/.installed: constraints-docs.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -qq -c constraints-docs.txt 'pip>=25.1'
+	$(DOCS_VENV)/bin/python -m pip install -qq -c constraints-docs.txt --group docs
+	touch $@
+
 lint: setup  ## ruff check and ruff format --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -112,10 +130,11 @@ lock-check: setup  ## check that uv.lock matches the pyproject files
 lock: setup  ## update uv.lock
 	$(BIN)/uv lock
 
-pins: setup $(ENVS_VENV)/.installed  ## write the installed versions to constraints.txt and constraints-envs.txt
+pins: setup $(ENVS_VENV)/.installed $(DOCS_VENV)/.installed  ## write the installed versions to the constraints files
 	$(BIN)/python scripts/pin.py constraints.txt
 	$(ENVS_VENV)/bin/python scripts/pin.py constraints-envs.txt
-	touch $(INSTALLED) $(ENVS_VENV)/.installed
+	$(DOCS_VENV)/bin/python scripts/pin.py constraints-docs.txt
+	touch $(INSTALLED) $(ENVS_VENV)/.installed $(DOCS_VENV)/.installed
 
 wheels: setup  ## build the five wheels into dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only
@@ -124,5 +143,5 @@ install-check: setup  ## test each package alone, from its wheel, in a clean env
 	$(BIN)/python scripts/check_installs.py --jobs $(JOBS) --versions $(VERSIONS) $(if $(WITH_PYTHON),--python $(WITH_PYTHON)) $(PACKAGES)
 
 clean:  ## remove build files and caches; keeps .venv and runs/
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find packages scripts tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Writes constraints.txt or constraints-envs.txt: the versions that are installed, so that others get the same.
+"""Writes one of the constraints files: the versions that are installed, so that others get the same.
 
 What needs a newer Python than the oldest that we support gets a marker, and pip chooses freely below it.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 OLDEST_PYTHON = (3, 10)
 BY_HAND = {"torch": "2.13.0", "hatchling": "1.33.0"}
 HEADER = """\
-# The versions that the project is developed and tested with (constraints-envs.txt: the builtin environments). The
-# Makefile's pip commands use this file, and `make pins` writes it anew from what is installed. The packages
-# themselves ask for ranges.
+# The versions that the project is developed and tested with (constraints-envs.txt: the builtin environments,
+# constraints-docs.txt: the documentation). The Makefile's pip commands use this file, and `make pins` writes it
+# anew from what is installed. The packages themselves ask for ranges.
 # Pinned by hand: torch, for a plain `torch` fetches gigabytes of GPU libraries on a machine without a GPU, and
 # hatchling, which lives in the temporary environments that packages are built in.
 """

@@ -74,14 +74,14 @@ def _show_environments(console: Console) -> None:
 
 def environments_as_markdown() -> str:
     """The catalog as a Markdown table."""
-    lines = ["| name | ids | kind | episode | install | tested with | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| name | | kind | episode | ids | install | tested with |", "|---|---|---|---|---|---|---|"]
     for entry in CATALOG.values():
         ids = f"`{entry.id_prefix}…`, such as `{entry.example_id}`" if entry.id_prefix else ""
         install = (
             f"`amago-envs[{entry.extra}]`" if entry.extra else f"`{entry.install}`" if entry.install else ""
         )
         name = "" if entry.has_only_ids else f"`{entry.name}`"
-        cells = (name, ids, entry.kind, _episode(entry), install, entry.tested_with, entry.description)
+        cells = (name, entry.description, entry.kind, _episode(entry), ids, install, entry.tested_with)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

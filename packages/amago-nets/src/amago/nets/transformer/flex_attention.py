@@ -121,8 +121,8 @@ class ClippedSlidingSinkAttention(FlexAttention):
         causal: whether future positions are masked.
         dropout: dropout probability of the attention weights in training.
         window_size: number of previous positions attended to; required.
-        logit_clip: scores, after scaling and `sink_bias`, are clamped to [-logit_clip, logit_clip]; 0 for no
-        limit.
+        logit_clip: scores, after scaling and `sink_bias`, are clamped to [-logit_clip, logit_clip]; 0 for
+            no limit.
         sink_size: number of first positions that every position attends to; in a rollout, the first positions of
             the context.
         sink_bias: added to the scores of the sinks.
