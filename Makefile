@@ -46,7 +46,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 WANDB_MODE=offline $(BIN)/pytest -
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train train-control test test-all lint format types contracts lock-check lock pins \
-	wheels install-check test-envs docs docs-serve docs-files clean
+	wheels dists install-check test-envs docs docs-serve docs-files clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 18
@@ -138,6 +138,9 @@ pins: setup $(ENVS_VENV)/.installed $(DOCS_VENV)/.installed  ## write the instal
 
 wheels: setup  ## build the five wheels into dist/
 	$(BIN)/python scripts/check_installs.py --wheels-only
+
+dists: setup  ## build sdists and wheels into dist/ and check them, as for a release
+	$(BIN)/python scripts/build_dists.py
 
 install-check: setup  ## test each package alone, from its wheel, in a clean environment
 	$(BIN)/python scripts/check_installs.py --jobs $(JOBS) --versions $(VERSIONS) $(if $(WITH_PYTHON),--python $(WITH_PYTHON)) $(PACKAGES)

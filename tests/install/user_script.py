@@ -8,7 +8,7 @@ import torch
 from typing_extensions import assert_type
 
 import amago
-from amago import Experiment, TrajEncoder, register_traj_encoder
+from amago import Experiment, TrajEncoder, kernels, register_traj_encoder
 from amago.agent import Agent, Batch, binary_filter
 from amago.cli_utils import switch_agent, switch_traj_encoder, use_config
 from amago.envs import AMAGOEnv
@@ -105,6 +105,19 @@ def advantages(batch: Batch) -> torch.Tensor:
     weights = binary_filter(batch.rews)
     assert_type(weights, torch.Tensor)
     return weights
+
+
+def act(obs: Any) -> Any:
+    policy = amago.Policy.load("runs/cartpole")
+    assert_type(policy, amago.Policy)
+    return policy.act(obs)
+
+
+def attend(q: torch.Tensor) -> torch.Tensor:
+    out = kernels.attention(q, q, q, window=8)
+    assert_type(out, torch.Tensor)
+    assert_type(MeanTrajEncoder(4, 8), MeanTrajEncoder)  # the decorator keeps the class
+    return out
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ def test_version_lists_the_five_packages_torch_and_python() -> None:
     assert lines["torch"] == torch.__version__
 
 
+def test_amago_3_in_the_same_environment_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "amago-3.3.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: amago\nVersion: 3.3.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    older = next(check for check in doctor._checks(tmp_path) if check.subject == "amago")
+    assert "3.3.0" in older.found
+    assert older.remedy.startswith("pip uninstall amago")
+
+
 def test_the_doctor_trains_resumes_and_finds_everything_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run_doctor(Console(width=200), Path("runs"))
     printed = capsys.readouterr().out

@@ -70,6 +70,12 @@ def _checks(folder: Path) -> Iterator[Check]:
         version = _version(name)
         remedy = "" if version else f"pip install {name}"
         yield Check(subject=name, found=version or "not installed", remedy=remedy)
+    if older := _version("amago"):
+        yield Check(
+            subject="amago",
+            found=f"{older}, in the same folder as the five packages",
+            remedy=f"pip uninstall amago, then pip install --force-reinstall --no-deps {' '.join(PACKAGES)}",
+        )
     parts: dict[str, Callable[[], Iterator[Check]]] = {
         "machine": _machine,
         "storage": lambda: _storage(folder),
