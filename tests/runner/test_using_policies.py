@@ -1,10 +1,7 @@
-"""The commands around trained policies: videos, evaluation, export; and docs/using-policies.md."""
+"""The commands around trained policies: videos, evaluation, export."""
 
-import contextlib
-import json
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tests.runner.policy_runs import Made
 from typer.testing import CliRunner, Result
@@ -22,9 +18,7 @@ from typer.testing import CliRunner, Result
 from amago.cli.app import app
 from amago.cli.video import as_frame, write_video
 from amago.envs import AMAGOEnv
-from amago.policy import Policy
 
-PAGE = Path(__file__).parents[2] / "docs" / "using-policies.md"
 TINY = [
     *("--memory-size", "16", "--memory-layers", "1", "--actors", "2", "--batch-size", "4", "--epochs", "1"),
     *("--timesteps-per-epoch", "60", "--batches-per-epoch", "2", "--eval-episodes", "2"),
@@ -175,50 +169,3 @@ def test_text_becomes_an_image() -> None:
     assert small.max() == 255
     assert large.shape[0] > small.shape[0]
     assert large.shape[1] > small.shape[1]
-
-
-@pytest.mark.source_only
-def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of docs/using-policies.md, in their order, on two tiny runs."""
-    monkeypatch.chdir(tmp_path)
-    amago_run("train", *TINY, "--env-arg", "k_episodes=2")
-    amago_run("train", "CartPole-v1", "--run-name", "cart", *TINY)
-    names: dict[str, Any] = {"__name__": "page"}
-    commands = 0
-    for kind, block in re.findall(r"```(\w*)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
-        if kind == "python":
-            exec(compile(block, str(PAGE), "exec"), names)
-            continue
-        for line in block.splitlines():
-            amago_run(*shlex.split(line, comments=True)[1:])
-            commands += 1
-    assert commands == 4
-    assert (tmp_path / "runs" / "quickstart" / "episodes.gif").is_file()
-    assert (tmp_path / "lake.mp4").is_file()
-    assert names["total"] > 0
-    assert isinstance(names["policy"], Policy)
-    assert json.loads((tmp_path / "policy.json").read_text())["action"]["dtype"] == "int64"
-    assert names["action"].shape == (3,)
-    finetuned(names["FineTuning"], names["callbacks"], tmp_path)
-
-
-def finetuned(cls: Any, callbacks: Any, folder: Path) -> None:
-    """Trains the class of the page for an epoch, in the settings of the run whose weights it loads."""
-    from amago.cli.evaluate import rebuilt_experiment
-    from amago.experiment.run_json import read_run
-
-    record = read_run(folder / "runs" / "cart")
-    with rebuilt_experiment(folder / "runs" / "cart"):
-        arguments = record.experiment_arguments(
-            run_name="tuned", ckpt_base_dir=folder, callbacks=callbacks, verbose=False, dataset=None,
-            dset_root=folder, dset_name="tuned", dset_max_size=50,
-        )  # fmt: skip
-        experiment = cls(**arguments)
-        with contextlib.closing(experiment):
-            experiment.start()
-            before = {name: weight.clone() for name, weight in experiment.policy.state_dict().items()}
-            experiment.learn()
-        after = experiment.policy.state_dict()
-    moved = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
-    assert "tstep_encoder" not in moved
-    assert {"traj_encoder", "actor", "critics"} <= moved
