@@ -116,3 +116,44 @@ def test_the_module_of_a_runs_environment_has_to_be_trusted(tmp_path: Path) -> N
     # The environment that is named on the command line is trusted for this command.
     resumed = amago_run("train", "own:Own", "--run-name", "run", "--resume", "--epochs", "2")
     assert resumed.returncode == 0, resumed.stderr
+
+
+PARTS = """
+import gin, torch
+from amago.nets.traj_encoders import TrajEncoder, register_traj_encoder
+
+@register_traj_encoder("scaled")
+@gin.configurable
+class Scaled(TrajEncoder):
+    def __init__(self, tstep_dim, max_seq_len, width=4):
+        super().__init__(tstep_dim, max_seq_len)
+        self.linear = torch.nn.Linear(tstep_dim, width)
+    @property
+    def emb_dim(self):
+        return self.linear.out_features
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return self.linear(seq), hidden_state
+"""
+ACTS = """
+import amago
+policy = amago.Policy.load("runs/run", trust=("parts",))
+assert policy.agent.state_dim == 7, policy.agent.state_dim
+"""
+
+
+@pytest.mark.source_only
+def test_settings_of_own_classes_are_restored_wherever_their_module_is(tmp_path: Path) -> None:
+    """Their module is imported before the settings are bound, and not only by the environment's module."""
+
+    def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
+
+    (tmp_path / "own.py").write_text(MODULE + "\nimport parts\n")
+    (tmp_path / "parts.py").write_text(PARTS)
+    own = ["--traj-encoder", "scaled", "--set", "Scaled.width=7"]
+    trained = python("-m", "amago.cli", "train", "own:Own", "--run-name", "run", *TINY.split(), *own)
+    assert trained.returncode == 0, trained.stderr
+    evaluated = python("-m", "amago.cli", "eval", "run", "--trust", "own", "--trust", "parts")
+    assert evaluated.returncode == 0, evaluated.stderr
+    acted = python("-c", ACTS)
+    assert acted.returncode == 0, acted.stderr

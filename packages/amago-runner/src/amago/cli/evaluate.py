@@ -43,6 +43,10 @@ def rebuilt_experiment(
         changes: arguments of the Experiment that replace the run's.
     """
     record = read_run(folder)
+    try:
+        record.import_classes()
+    except ValueError as error:
+        raise UsageProblem(str(error), "RUN") from error
     set_by_gin = changed_arguments(record, gin_files, assignments)
     with TemporaryDirectory(prefix="amago-run-") as scratch:
         own = {

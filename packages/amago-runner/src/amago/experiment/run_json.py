@@ -104,6 +104,15 @@ class RunRecord:
             raise ValueError(f"run.json lacks gin bindings, bind them with use_config: {_listed(missing)}")
         bind(self.gin)
 
+    def import_classes(self) -> None:
+        """Imports the run's classes, which registers them with gin, so that their settings can be bound.
+
+        Raises:
+            UntrustedNameError: one is neither a part of amago nor of a trusted package.
+        """
+        for name in (*AGENT_ARGUMENTS, "exploration_wrapper_type"):
+            _decode_argument(self.arguments.get(name))
+
     def experiment_class(self) -> type[Any]:
         """The class of the run's Experiment.
 
@@ -139,8 +148,9 @@ class RunRecord:
             raise ValueError(f"run.json lacks what the agent is built from: {_listed(missing)}")
         observation, action = (space_from_json(self.spaces[name]) for name in ("observation", "action"))
         codec = make_action_codec(action, batched_envs=1)
+        # Before the bindings: importing a class registers it with gin.
+        arguments = {name: _decode_argument(self.arguments[name]) for name in AGENT_ARGUMENTS}
         with bound_alone(self.gin, kept=list(unwritten)), torch.random.fork_rng(devices=[]):
-            arguments = {name: _decode_argument(self.arguments[name]) for name in AGENT_ARGUMENTS}
             agent: BaseAgent = arguments.pop("agent_type")(
                 obs_space=ObservationMapper(observation, batched_envs=1).space,
                 rl2_space=Box(-math.inf, math.inf, (1 + codec.width,), np.float32),
