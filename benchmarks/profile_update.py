@@ -26,6 +26,7 @@ KINDS = {
         "aten::mkldnn_convolution",
         "aten::convolution_backward",
         "aten::addmv",
+        "mkldnn::_linear_pointwise",
     ),
     "attention": ("aten::_scaled_dot_product",),
     "two-hot loss and values": ("amago_kernels::", "GeneratedBackwardFor_amago_kernels"),

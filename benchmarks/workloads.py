@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from amago import kernels
 from amago.agent import Agent, Batch, MultiTaskAgent
 from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import TformerTrajEncoder
@@ -109,6 +110,7 @@ def checksum(agent: Agent | PlainAgent, batch: Batch) -> float:
 def count_flop(work: Workload, batch: Batch) -> int:
     """Floating-point operations of the loss and its gradients, counted by torch."""
     agent = make_agent(work).train()
-    with FlopCounterMode(display=False) as counter:
+    # torch does not count the products of oneDNN.
+    with kernels.use_backend("eager"), FlopCounterMode(display=False) as counter:
         agent(batch, log_step=False).backward()
     return int(counter.get_total_flops())

@@ -8,6 +8,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from amago.envs import AMAGOEnv
 from amago.experiment import Callback, Experiment
@@ -251,3 +252,19 @@ def test_double_buffering_collects_and_records_all_timesteps(
     resumed.close()
     with pytest.raises(ValueError, match="double_buffer differs"):
         make_experiment(env_mode="async", parallel_actors=4, epochs=4, resume=True).start()
+
+
+@pytest.mark.parametrize(("threads", "expected"), [("auto", 1), (3, 3)])
+def test_threads_are_those_of_the_run_until_it_is_closed(
+    make_experiment: MakeExperiment, threads: Any, expected: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        experiment = make_experiment(threads=threads)
+        experiment.start()
+        assert torch.get_num_threads() == expected
+        experiment.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from amago.agent import Batch
 from amago.agent.base import BaseAgent
 from amago.distributed.processes import Processes, make_accelerator
-from amago.experiment.learner import Learner, NonFiniteUpdateError, make_adamw
+from amago.experiment.learner import Learner, NonFiniteUpdateError, make_adamw, threads_for
 from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.utils import AmagoWarning, get_constant_schedule_with_warmup
@@ -251,3 +251,24 @@ def test_other_errors_of_the_agent_are_not_changed(make_learner: MakeLearner) ->
     learner.agent.head = nn.Linear(1, 1)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         learner.train_batch(make_batch(4, seed=0), log_step=False)
+
+
+@pytest.mark.parametrize(
+    ("network", "timesteps", "expected"),
+    [
+        (nn.Linear(64, 256), 1104, 1),
+        (nn.Linear(256, 1024), 3072, 2),
+        (nn.Conv2d(3, 8, 3), 1, 2),
+        (nn.Embedding(100_000, 64), 1104, 1),  # a look-up multiplies nothing
+    ],
+    ids=["small", "large", "convolution", "embedding"],
+)
+def test_small_layers_take_one_thread_and_others_torchs_number(
+    network: nn.Module, timesteps: int, expected: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert threads_for(network, timesteps) == expected
+    finally:
+        torch.set_num_threads(before)
