@@ -131,3 +131,11 @@ def test_an_explicit_backend_that_cannot_run_says_why():
     with kernels.use_backend("onednn"), pytest.raises(RuntimeError, match=r"onednn: .*float32.*float64"):
         kernels.linear(x, weight)
     assert kernels.linear(x, weight).dtype == torch.float64
+
+
+def test_a_slice_of_a_weight_equals_the_formula():
+    """Ensembles split the first layer's weight into the columns of each input."""
+    x, weight, bias = random_layer((512, 256), 128, seed=7)
+    weight = torch.cat([weight, weight], dim=1)[:, : x.shape[-1]]
+    out = kernels.linear(x, weight, bias)
+    torch.testing.assert_close(out.double(), formula(x, weight, bias, None), **EXACT)

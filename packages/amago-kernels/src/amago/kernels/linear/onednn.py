@@ -102,6 +102,8 @@ def _padded(x: Tensor) -> Tensor:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> Tensor:
     """As `linear`, of two axes and without a derivative; x and weight may be transposed."""
     activation, settings = ("none", []) if leaky is None else ("leaky_relu", [leaky])
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # a slice of columns, for which oneDNN has only slow code
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, settings, "")
     return out
 
