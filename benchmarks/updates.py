@@ -3,10 +3,11 @@
     .venv/bin/python -m benchmarks.updates
     .venv/bin/python -m benchmarks.updates --against ../other-checkout --rounds 3
 
-24 sequences of up to 46 timesteps (128 for the large size), of which a varying number is padding as in a replay
-buffer. Each row is measured in a process of its own, with sleeping OpenMP threads as in `amago-run`, and with as
-many threads as the checkout's Experiment chooses. The loss of one batch, in eval mode and over all critics, is
-computed by the chosen backends and by the reference backends; both must agree.
+24 sequences of up to 46 timesteps (128 for the large size), of which a varying number is padding: as from a replay
+buffer, every batch has another number of transitions. Each row is measured in a process of its own, with sleeping
+OpenMP threads as in `amago-run`, and with as many threads as the checkout's Experiment chooses. The loss of one
+batch, in eval mode and over all critics, is computed by the chosen backends and by the reference backends; both must
+agree.
 
 Rows go to benchmarks/results/updates.csv.
 """
@@ -31,7 +32,7 @@ SIZES = {"small": (64, 2, 46), "middle": (128, 3, 46), "large": (256, 3, 128)}  
 AGENTS = ("Agent", "MultiTaskAgent")
 ENCODERS = ("TformerTrajEncoder", "GRUTrajEncoder", "FFTrajEncoder")
 ROWS, OBS_DIM, ACTIONS = 24, 8, 5
-WARM_UP, BATCHES = 5, 8
+WARM_UP, FEWEST = 10, 10  # updates
 
 
 def measure(size: str, agent_name: str, encoder: str, seconds: float) -> dict[str, Any]:
@@ -95,14 +96,14 @@ def measure(size: str, agent_name: str, encoder: str, seconds: float) -> dict[st
         )
         return dataclasses.replace(batch, flat_idxs=batch.real_transitions())
 
-    batches = [make_batch() for _ in range(BATCHES)]
+    first = make_batch()
 
     def loss() -> float:
         copied = copy.deepcopy(agent).eval()  # a loss moves PopArt's statistics
         copied.num_critics_td = copied.num_critics
         torch.manual_seed(2)
         with torch.no_grad():
-            return float(copied(batches[0], log_step=False))
+            return float(copied(first, log_step=False))
 
     ours = loss()
     with kernels.use_backend("eager"):
@@ -122,16 +123,14 @@ def measure(size: str, agent_name: str, encoder: str, seconds: float) -> dict[st
         max_nonfinite=10,
         bad_batch_dir=Path(tempfile.gettempdir()),
     )
-    stream = itertools.cycle(batches)
-    for _ in range(WARM_UP):
-        learner.train_batch(next(stream), log_step=False)
     times: list[float] = []
-    while sum(times) < seconds or len(times) < 2 * BATCHES:
+    while sum(times) < seconds or len(times) < WARM_UP + FEWEST:
+        batch = make_batch()
         start = time.perf_counter()
-        learner.train_batch(next(stream), log_step=False)
+        learner.train_batch(batch, log_step=False)
         times.append(time.perf_counter() - start)
     return {
-        "updates_per_s": 1.0 / statistics.median(times),
+        "updates_per_s": 1.0 / statistics.median(times[WARM_UP:]),
         "threads": torch.get_num_threads(),
         "loss": ours,
         "reference_loss": reference,
