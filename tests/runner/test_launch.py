@@ -123,6 +123,25 @@ def test_launch_trains_restarts_a_killed_collector_and_holds_the_ratio(tmp_path:
 
 
 @pytest.mark.slow
+def test_the_ratio_holds_from_the_start_and_after_a_resume(tmp_path: Path) -> None:
+    for epochs, updates in ((2, 10), (4, 20)):
+        # In a round of 200 timesteps an episode ends, so that the learner finds its first data.
+        options = (
+            "--epochs",
+            str(epochs),
+            "--ratio",
+            "0.01",
+            "--timesteps-per-epoch",
+            "200",
+            "--auto-resume",
+        )
+        subprocess.run(launch_command(tmp_path, *options), check=True, timeout=DEADLINE)
+        env_steps = read_collected(tmp_path / "run").env_steps
+        # A round ahead, and what each of two collectors may collect before it looks again.
+        assert updates / 0.01 <= env_steps <= updates / 0.01 + 400 + 2 * 400 / 8 + 2 * 2
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_of_a_launch(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(
