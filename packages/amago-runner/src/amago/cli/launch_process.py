@@ -45,6 +45,9 @@ class EndWithLauncher(Callback):
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         self.check()
 
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        self.check()
+
 
 class _RatioInLaunch(UpdateRatio):
     """As `UpdateRatio`; a process that waits also ends with its launcher."""
