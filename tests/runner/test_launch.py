@@ -289,6 +289,27 @@ def test_the_table_sums_over_processes(tmp_path: Path) -> None:
     assert "-1" in shown  # its policy is one epoch behind
 
 
+LOUD = """
+import os
+
+print("the module is imported")
+os._exit(9)  # as a process that is killed
+"""
+
+
+@pytest.mark.parametrize("role", ["check-env", "collector"])
+def test_what_is_printed_reaches_a_file_at_once(tmp_path: Path, role: str) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    words = [sys.executable, "-m", "amago.cli", "check-env", "loud:Env"]
+    if role == "collector":
+        changes = {"env": "loud:Env"}
+        rest = {"changes": changes, "trust": ["loud"], "gin_files": [], "assignments": []}
+        words = command("collector", tmp_path / "run", None, **rest)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(words, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (9, b"the module is imported\n")
+
+
 def test_the_command_of_a_process_can_be_repeated_by_hand(tmp_path: Path) -> None:
     words = command("collector", tmp_path, 0.5, changes={"env": "CartPole-v1"}, gin_files=[], assignments=[])
     assert words[:3] == [sys.executable, "-m", "amago.cli.launch_process"]
