@@ -7,6 +7,8 @@ import torch
 
 from amago.cli_utils import switch_async_mode
 from amago.experiment import Callback, Experiment
+from amago.experiment.shared_run import write_policy_progress
+from amago.loading import DiskTrajDataset
 from amago.utils import AmagoWarning
 
 MakeExperiment = Callable[..., Experiment]
@@ -94,6 +96,61 @@ def test_a_collector_acts_with_the_learners_latest_policy(
 def test_a_collector_warns_if_there_is_no_policy_yet(collector: Experiment) -> None:
     with pytest.warns(AmagoWarning, match="continuing with the current weights"):
         collect(collector)
+
+
+class DeleteWhenWaiting(Callback):
+    """Does what a learner does with an overfull buffer, as soon as the collector waits for it."""
+
+    def __init__(self) -> None:
+        self.files: list[int] = []
+        self.phases: list[str] = []
+
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        assert isinstance(experiment.dataset, DiskTrajDataset)
+        folder = experiment.dataset.fifo_folder
+        self.files.append(len(list(folder.iterdir())))
+        self.phases.append(experiment.status.phase)
+        for path in folder.iterdir():
+            path.unlink()
+
+
+@pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
+def test_a_collector_without_a_learner_waits_before_it_fills_the_disk(
+    make_experiment: MakeExperiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner = DeleteWhenWaiting()
+    callbacks = [learner, StopAfter(6)]
+    experiment = make_experiment(callbacks=callbacks, val_interval=None, verbose=True)
+    assert isinstance(experiment.dataset, DiskTrajDataset)
+    experiment.dataset.dset_max_size = 4
+    collect(switch_async_mode(experiment, "collect"))
+    assert learner.files
+    assert all(8 < files <= 8 + 60 for files in learner.files)
+    assert set(learner.phases) == {"waiting for learner"}
+    assert capsys.readouterr().out.count("waiting for the learner to delete data") == len(learner.files)
+
+
+class GoOnWhenWaiting(Callback):
+    """Does what a learner with a larger buffer does: deletes nothing, and ends an epoch."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        self.epochs += 1
+        write_policy_progress(experiment.run_dir, self.epochs)
+
+
+@pytest.mark.filterwarnings("ignore::amago.utils.AmagoWarning")
+def test_a_collector_collects_on_if_its_learner_does_without_deleting(
+    make_experiment: MakeExperiment,
+) -> None:
+    learner = GoOnWhenWaiting()
+    experiment = make_experiment(callbacks=[learner, StopAfter(6)], val_interval=None)
+    assert isinstance(experiment.dataset, DiskTrajDataset)
+    experiment.dataset.dset_max_size = 4
+    collect(switch_async_mode(experiment, "collect"))
+    assert learner.epochs > 1
 
 
 def test_waiting_for_data_ends_after_data_timeout(make_experiment: MakeExperiment) -> None:

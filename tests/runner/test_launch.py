@@ -123,6 +123,25 @@ def test_launch_trains_restarts_a_killed_collector_and_holds_the_ratio(tmp_path:
 
 
 @pytest.mark.slow
+def test_the_ratio_holds_from_the_start_and_after_a_resume(tmp_path: Path) -> None:
+    for epochs, updates in ((2, 10), (4, 20)):
+        # In a round of 200 timesteps an episode ends, so that the learner finds its first data.
+        options = (
+            "--epochs",
+            str(epochs),
+            "--ratio",
+            "0.01",
+            "--timesteps-per-epoch",
+            "200",
+            "--auto-resume",
+        )
+        subprocess.run(launch_command(tmp_path, *options), check=True, timeout=DEADLINE)
+        env_steps = read_collected(tmp_path / "run").env_steps
+        # A round ahead, and what each of two collectors may collect before it looks again.
+        assert updates / 0.01 <= env_steps <= updates / 0.01 + 400 + 2 * 400 / 8 + 2 * 2
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_of_a_launch(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(
@@ -268,6 +287,27 @@ def test_the_table_sums_over_processes(tmp_path: Path) -> None:
     shown = console.export_text()
     assert "collector 1" in shown
     assert "-1" in shown  # its policy is one epoch behind
+
+
+LOUD = """
+import os
+
+print("the module is imported")
+os._exit(9)  # as a process that is killed
+"""
+
+
+@pytest.mark.parametrize("role", ["check-env", "collector"])
+def test_what_is_printed_reaches_a_file_at_once(tmp_path: Path, role: str) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    words = [sys.executable, "-m", "amago.cli", "check-env", "loud:Env"]
+    if role == "collector":
+        changes = {"env": "loud:Env"}
+        rest = {"changes": changes, "trust": ["loud"], "gin_files": [], "assignments": []}
+        words = command("collector", tmp_path / "run", None, **rest)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(words, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (9, b"the module is imported\n")
 
 
 def test_the_command_of_a_process_can_be_repeated_by_hand(tmp_path: Path) -> None:

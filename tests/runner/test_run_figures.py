@@ -50,6 +50,25 @@ def test_the_summary_of_a_run_that_went_on_is_an_old_one(tmp_path: Path) -> None
     assert (run.state, run.final_return, run.env_steps) == ("ended early", 9.0, 6400)
 
 
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_a_run_stays_as_its_learner_ended_it_when_a_collector_goes_on(tmp_path: Path, status: str) -> None:
+    folder = make_run(tmp_path, "a")
+    (folder / "collectors").mkdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "status": status}))
+    axes = {"total_frames": 6400, "Epoch": 9, "gradient_steps": 0}
+    line = {"section": "train", "axes": axes, "metrics": {RETURN: 9.0}, "time": 1e9}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    run = read_figures(folder)
+    assert (run.state, run.env_steps, run.final_return) == (status, 4800, 3.0)
+    assert CliRunner().invoke(app, ["watch", "a", "--run-dir", str(tmp_path)]).exit_code == 0
+    axes["gradient_steps"] = 400  # the learner went on too
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "section": "learning"}) + "\n")
+    assert read_figures(folder).state == "ended early"
+
+
 def test_the_evaluation_of_a_stopped_run_stays_where_it_was_made(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a")
     summary = json.loads((folder / "summary.json").read_text())

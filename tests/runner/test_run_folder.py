@@ -190,6 +190,9 @@ def test_overwrite_replaces_the_run_and_nothing_else(
     protected = folder / "buffer" / "protected" / next((folder / "buffer" / "fifo").iterdir()).name
     protected.write_bytes(b"kept")
     (folder / "notes.txt").write_text("mine")
+    videos = [folder / "episodes.gif", folder / "episodes.mp4"]  # what eval --render leaves
+    for video in videos:
+        video.write_bytes(b"old")
     old_files = {path.name for path in (folder / "buffer" / "fifo").iterdir()}
     second = make_experiment(epochs=1, overwrite=True, start_learning_at_epoch=1, **options)
     run(second)
@@ -200,6 +203,7 @@ def test_overwrite_replaces_the_run_and_nothing_else(
     assert not old_files & {path.name for path in (folder / "buffer" / "fifo").iterdir()}
     assert protected.read_bytes() == b"kept"
     assert (folder / "notes.txt").read_text() == "mine"
+    assert not any(video.exists() for video in videos)
 
 
 def test_a_run_that_replaces_another_says_that_it_learns_from_trajectories_elsewhere(

@@ -1,7 +1,9 @@
 """How the learner and the collectors of a run know of each other: epochs, accounts, numbers, status and ratio."""
 
 import json
+import math
 import os
+import socket
 import threading
 import warnings
 from collections.abc import Callable
@@ -10,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from amago.cli_utils import switch_async_mode
-from amago.distributed.ratio import UpdateRatio
+from amago.distributed.ratio import UpdateRatio, room_of_collectors
 from amago.experiment import Callback, Experiment
-from amago.experiment.shared_run import CollectorSlot, LearnerWatch, PolicyProgress, read_collected
-from amago.experiment.status import read_status
+from amago.experiment.shared_run import (
+    Collected,
+    CollectorSlot,
+    LearnerWatch,
+    PolicyProgress,
+    read_collected,
+    write_collected,
+)
+from amago.experiment.status import read_status, status_file, write_status
 from amago.utils import AmagoWarning
 
 MakeExperiment = Callable[..., Experiment]
@@ -195,15 +204,22 @@ def test_a_status_without_end_is_valid_json(make_experiment: MakeExperiment) -> 
     assert json.loads(json.dumps(status, allow_nan=False)) == status
 
 
-class EndWhen(Callback):
-    """Ends a collector when its learner has ended."""
+class RatioUntil(UpdateRatio):
+    """Ends a collector when its learner has ended, also one that waits."""
 
-    def __init__(self, ended: threading.Event) -> None:
+    def __init__(self, ratio: float, ended: threading.Event) -> None:
+        super().__init__(ratio)
         self.ended = ended
 
     def on_rollout_step(self, experiment: Experiment, section: str, env_steps: int) -> None:
+        super().on_rollout_step(experiment, section, env_steps)
         if self.ended.is_set():
             raise Enough
+
+    def wait(self, experiment: Experiment, phase: str) -> None:
+        if self.ended.is_set():
+            raise Enough
+        super().wait(experiment, phase)
 
 
 @pytest.mark.parametrize("ratio", [0.02, 0.2])
@@ -219,7 +235,7 @@ def test_the_faster_side_waits_for_the_ratio_that_was_asked_for(
     learner.status.enter(learner, "learning")  # the buffer is filled
     collectors = []
     for _ in range(2):
-        callbacks = [UpdateRatio(ratio), EndWhen(ended)]
+        callbacks = [RatioUntil(ratio, ended)]
         collectors.append(
             switch_async_mode(make_experiment(callbacks=callbacks, val_interval=None), "collect")
         )
@@ -248,6 +264,36 @@ def test_the_faster_side_waits_for_the_ratio_that_was_asked_for(
 def end_quietly(collector: Experiment) -> None:
     with pytest.raises(Enough):
         collector.learn()
+
+
+class EndWhenWaiting(UpdateRatio):
+    """Ends a collector as soon as it waits."""
+
+    def wait(self, experiment: Experiment, phase: str) -> None:
+        super().wait(experiment, phase)
+        raise Enough
+
+
+def test_collectors_without_a_learner_wait_after_a_round(make_experiment: MakeExperiment) -> None:
+    callbacks = [EndWhenWaiting(0.5), Rounds(10)]
+    collector = switch_async_mode(make_experiment(callbacks=callbacks, val_interval=None), "collect")
+    collect(collector)
+    assert collector.counters.env_steps == 60  # a round
+    assert [status["phase"] for status in read_status(collector.run_dir)] == ["waiting for learner"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "room"), [("starting", -40), ("evaluating", -40), ("waiting for data", math.inf)]
+)
+def test_the_updates_of_a_resumed_learner_count_before_it_goes_on(
+    tmp_path: Path, phase: str, room: float
+) -> None:
+    write_collected(Collected(env_steps=1000), tmp_path, 0)
+    assert room_of_collectors(tmp_path, 0.1, 60) == -940
+    learner = {"role": "learner", "index": 0, "pid": os.getpid(), "host": socket.gethostname()}
+    write_status({**learner, "phase": phase, "gradient_steps": 90}, status_file(tmp_path, "learner", 0))
+    assert room_of_collectors(tmp_path, 0.1, 60) == room
+    assert room_of_collectors(tmp_path, 0.1, 60, has_data=lambda: True) == -40
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan")])

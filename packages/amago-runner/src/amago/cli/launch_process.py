@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from amago.cli import flush_lines
 from amago.cli.run_folders import RUN_FILE
 from amago.cli.separate import build_collector, collect_run, plan_collector
 from amago.cli.train import train_run
@@ -45,6 +46,9 @@ class EndWithLauncher(Callback):
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         self.check()
 
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        self.check()
+
 
 class _RatioInLaunch(UpdateRatio):
     """As `UpdateRatio`; a process that waits also ends with its launcher."""
@@ -66,6 +70,7 @@ def command(role: str, folder: Path, ratio: float | None, **settings: Any) -> li
 
 def main(spec: dict[str, Any]) -> None:
     """Runs what `command` describes."""
+    flush_lines()
     # A shell's background job ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     role, folder, ratio = spec.pop("role"), Path(spec.pop("folder")), spec.pop("ratio")

@@ -207,7 +207,10 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
                 curve.add(axes.get("total_frames", 0), rate, axes.get("gradient_steps", 0))
     processes = read_processes(folder)
     is_running = any(process.alive for process in processes)
-    if is_running or (summary.get("env_steps", 0), summary.get("gradient_steps", 0)) < (steps, updates):
+    # A collector may go on when its learner has ended: timesteps alone do not say that such a run was continued.
+    has_collectors = (folder / "collectors").is_dir()
+    collected_more = steps > summary.get("env_steps", 0) and not has_collectors
+    if is_running or collected_more or updates > summary.get("gradient_steps", 0):
         summary = {}  # the run was continued after it had ended
     success = list(summary.get("success_by_attempt", ()))
     if summary:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amago.experiment.callbacks import Callback
 from amago.experiment.shared_run import read_collected
-from amago.experiment.status import read_status
+from amago.experiment.status import is_alive, read_status
 
 if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
@@ -22,8 +23,9 @@ class UpdateRatio(Callback):
     """Holds `ratio` between a learner and the collectors of its run; each of these processes needs one.
 
     The learner waits while it has made `ratio` updates for every collected timestep. Collectors wait once they are
-    more than one of their rounds ahead of the learner, but not while it waits for its first data. Since only one
-    side can be ahead, they never wait for each other.
+    more than one of their rounds ahead of the learner, also while there is none, but not while it waits for its
+    first data. Since only one side can be ahead, they never wait for each other. A collector that waits when its
+    learner ends goes on waiting: end it with a signal, or from `wait`.
 
     Args:
         ratio: Optimizer steps per timestep of all collectors together, above 0.
@@ -69,8 +71,13 @@ class UpdateRatio(Callback):
     def _look(self, experiment: Experiment) -> float:
         """The timesteps that collectors may still collect before the learner's next update; at most 0: wait."""
         self._next_look = time.monotonic() + _LOOK_SECONDS
+        dataset = experiment.dataset
+        assert dataset is not None
         round_steps = experiment.train_timesteps_per_epoch * experiment.parallel_actors
-        self._room = room_of_collectors(experiment.run_dir, self.ratio, round_steps)
+        room = room_of_collectors(
+            experiment.run_dir, self.ratio, round_steps, has_data=lambda: dataset.ready_for_training
+        )
+        self._room = min(room, round_steps)  # The learner may get what it waits for at any step.
         return self._room
 
     def wait(self, experiment: Experiment, phase: str) -> None:
@@ -79,12 +86,18 @@ class UpdateRatio(Callback):
         time.sleep(POLL_SECONDS)
 
 
-def room_of_collectors(run_dir: Path, ratio: float, round_steps: int) -> float:
+def room_of_collectors(
+    run_dir: Path, ratio: float, round_steps: int, *, has_data: Callable[[], bool] = lambda: False
+) -> float:
     """Timesteps that collectors may still collect: up to `round_steps` more than the learner's updates ask for.
 
-    Infinite without a learner, and while it starts or waits for its first data.
+    Infinite while the learner waits for its first data, unless `has_data` says that it will see them in a moment.
+    A learner that is not there yet counts as one without updates, since collectors would be far ahead of it by the
+    time it has started.
     """
-    learner = [status for status in read_status(run_dir) if status["role"] == "learner"]
-    if not learner or learner[0]["phase"] in ("starting", "waiting for data"):
+    learner = next((status for status in read_status(run_dir) if status["role"] == "learner"), None)
+    waits = learner is not None and learner["phase"] == "waiting for data" and is_alive(learner)
+    if waits and not has_data():
         return math.inf
-    return float(learner[0]["gradient_steps"] / ratio + round_steps - read_collected(run_dir).env_steps)
+    updates = 0 if learner is None else learner["gradient_steps"]
+    return float(updates / ratio + round_steps - read_collected(run_dir).env_steps)

@@ -57,6 +57,9 @@ class Callback:
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         """Called about once per second while a run that does not collect waits for its dataset."""
 
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        """Called about once per second while a collector waits until its learner deletes data or goes on."""
+
     def on_learning_start(self, experiment: Experiment, total_batches: int) -> None:
         """Called before the updates of an epoch."""
 

@@ -56,7 +56,7 @@ from amago.experiment.run_folder import METRICS_FILE, SUMMARY_FILE, open_folder
 from amago.experiment.run_json import readable_config, write_config_text, write_run
 from amago.experiment.saved_policies import read_saved_policy
 from amago.experiment.schedule import is_due
-from amago.experiment.shared_run import CollectorSlot, SharedRun
+from amago.experiment.shared_run import CollectorSlot, SharedRun, read_policy_progress
 from amago.experiment.status import StatusWriter
 from amago.experiment.stop_signals import RunStopped, StopRequested, StopSignals
 from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
@@ -432,6 +432,8 @@ class Experiment(ExperimentConfig):
         part.evaluated = True
         if not part.collected:
             if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > part.timesteps:
+                if self.role == "collector":
+                    self._wait_for_learner()
                 self.collect_new_training_data()
             self._end_collection()
         part.collected = True
@@ -916,6 +918,23 @@ class Experiment(ExperimentConfig):
         if self.role == "learner":
             self.shared.count_collected(self)
         return True
+
+    def _wait_for_learner(self) -> None:
+        """Waits while the dataset is overfull: only the learner deletes, and without one the disk would fill up.
+
+        A learner that goes on ends the wait too, since its dataset may be larger than this one says.
+        """
+        assert self.dataset is not None
+        began = time.monotonic()
+        progress = read_policy_progress(self.run_dir)
+        self.times.lap("other")
+        while self.processes.share(
+            self.dataset.is_overfull and read_policy_progress(self.run_dir) == progress
+        ):
+            self._end_if_stopped()
+            self._notify("on_waiting_for_learner", time.monotonic() - began)
+            time.sleep(_POLL_SECONDS)
+        self.times.lap("waiting")
 
     def _count_wall_seconds(self) -> None:
         """Adds the time since the last call, or since the start of `learn()`."""

@@ -100,6 +100,11 @@ class ProgressDisplay(Callback):
             self._print(f"waiting for data: {experiment.dataset.get_description()}")
             self._next_line = time.perf_counter() + 2 * seconds + 10
 
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        if self._phase != "waiting for learner" and experiment.dataset is not None:
+            self._begin_phase("waiting for learner", None)
+            self._print(f"waiting for the learner to delete data: {experiment.dataset.get_description()}")
+
     def on_learning_start(self, experiment: Experiment, total_batches: int) -> None:
         self._begin_phase("learning", total_batches)
 

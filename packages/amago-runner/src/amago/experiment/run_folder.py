@@ -47,6 +47,8 @@ WRITTEN_BY_A_RUN = (
     PICTURE_FILE,
     "config.txt",
     "report.html",
+    "episodes.gif",
+    "episodes.mp4",
     "ckpts",
     "wandb_logs",
     "tensorboard",

@@ -136,6 +136,9 @@ class StatusWriter(Callback):
     def on_waiting_for_data(self, experiment: Experiment, seconds: float) -> None:
         self.enter(experiment, "waiting for data")
 
+    def on_waiting_for_learner(self, experiment: Experiment, seconds: float) -> None:
+        self.enter(experiment, "waiting for learner")
+
     def on_learning_start(self, experiment: Experiment, total_batches: int) -> None:
         self.enter(experiment, "learning")
 

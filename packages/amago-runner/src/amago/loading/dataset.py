@@ -126,6 +126,11 @@ class RLDataset(Dataset[RLData], ABC):
         """Whether samples can be drawn now; read in every epoch."""
         return True
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether so much data waits to be deleted that a process which only collects should wait too."""
+        return False
+
     def on_end_of_collection(self, experiment: Any) -> dict[str, float]:
         """Called once per epoch, between collection and learning; returns metrics to log by name.
 

@@ -139,6 +139,11 @@ class MixtureOfDatasets(RLDataset):
             d.ready_for_training for d, w in zip(self.datasets, self.sampling_weights, strict=True) if w > 0
         )
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether any member is."""
+        return any(dataset.is_overfull for dataset in self.datasets)
+
     def update_dset_weights(self, epoch: int) -> dict[str, float]:
         """Computes the weights of `epoch`; returns each member's, before and after normalisation."""
         if self._ready_at_start is None:

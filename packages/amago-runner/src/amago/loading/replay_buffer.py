@@ -146,6 +146,12 @@ class DiskTrajDataset(RLDataset):
         self.index.refresh()
         return len(self.index.files) >= self.dset_min_size
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether fifo holds more than twice `dset_max_size` files now."""
+        self.index.refresh()
+        return len(self.index.fifo) > 2 * self.dset_max_size
+
     def get_description(self) -> str:
         """Path and number of files."""
         self.index.refresh()
