@@ -5,9 +5,9 @@
 
 24 sequences of up to 46 timesteps (128 for the large size). A varying number of timesteps is padding: as from a
 replay buffer, every batch has another number of transitions. Each row is measured in a process of its own, with
-sleeping OpenMP threads as in `amago-run`, and with as many threads as the checkout's Experiment chooses. The loss of
-one batch, in eval mode and over all critics, is computed by the chosen backends and by the reference backends; both
-must agree.
+sleeping OpenMP threads as in `amago-run`, and with as many threads as the checkout's Experiment chooses. The
+loss of one batch, in eval mode and over all critics, is computed by the chosen backends and by the reference
+backends; both must agree.
 
 Rows go to benchmarks/results/updates.csv.
 """
