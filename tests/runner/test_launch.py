@@ -179,7 +179,8 @@ def test_collectors_that_wait_for_a_dead_learner_end_with_the_launch(tmp_path: P
     with subprocess.Popen(
         launch_command(tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        wait_until(lambda: waiting(folder) == 2 or process.poll() is not None)
+        # They also wait before the learner is there.
+        wait_until(lambda: (waiting(folder), len(members(folder))) == (2, 3) or process.poll() is not None)
         pids = members(folder)
         os.kill(pids["learner-0"], signal.SIGKILL)
         printed, _ = process.communicate(timeout=DEADLINE)
