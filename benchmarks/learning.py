@@ -7,10 +7,12 @@
     .venv/bin/python -m benchmarks.learning --table                           # the table in docs/results.md
 
 Every run is a process of its own with one thread, in runs/learning-TASK-POLICY-SEED. Its row goes to
-benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv. A run
-whose row is there is not repeated unless `--again` is given; then the later row counts. Runs that were interrupted start
-from the beginning. `make test-envs` creates .venv-envs, which has the packages of all environments; neighbours need
-`pip install --no-deps stable-baselines3 sb3-contrib` as well, LunarLander `pip install box2d`.
+benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv.
+A run whose row is there is not repeated unless `--again` is given; then the later row counts. A run that was
+interrupted starts from the beginning. "cpu_seconds" is the processor time of the whole process, which other work
+on the machine changes little. `make test-envs` creates .venv-envs, which has the packages of all
+environments; RecurrentPPO needs `pip install --no-deps stable-baselines3 sb3-contrib` as well, LunarLander
+`pip install box2d`, and "offline-pendulum" a dataset: `python -m benchmarks.learning_envs RUN`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -66,7 +69,9 @@ class Run(NamedTuple):
         if self.policy not in NEIGHBOURS:
             named = ["--seed", str(self.seed), "--run-name", self.folder.name, "--overwrite"]
             return ["amago-run", "train", *arguments, *named]
-        steps = [row["env_steps"] for row in read_rows() if (row["task"], row["policy"]) == (self.task, "memory")]
+        steps = [
+            row["env_steps"] for row in read_rows() if (row["task"], row["policy"]) == (self.task, "memory")
+        ]
         if not steps:
             raise SystemExit(f"{self.policy} takes as many steps as AMAGO: run {self.task} with memory first")
         module = f"benchmarks.neighbours.{self.policy.replace('-', '_')}"
@@ -101,21 +106,25 @@ def train(run: Run) -> tuple[Row, list[Row]]:
     """
     program, *arguments = run.command()
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / program), *arguments],
-        cwd=ROOT,
-        env={**os.environ, **threads, "MINARI_DATASETS_PATH": str(DATASETS)},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        shown = shlex.join(run.command())
-        raise RuntimeError(f"{shown} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / program), *arguments],
+            cwd=ROOT,
+            env={**os.environ, **threads, "MINARI_DATASETS_PATH": str(DATASETS)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise RuntimeError(f"{shlex.join(run.command())} failed:\n{output.read()[-3000:]}")
     summary = json.loads((run.folder / "summary.json").read_text())
     row = {"task": run.task, "policy": run.policy, "arguments": TASKS[run.task].arguments_of(run.policy)}
     row |= {key: str(summary[key]) for key in FIGURES}
     row["success_by_attempt"] = " ".join(f"{rate:.3f}" for rate in summary["success_by_attempt"])
+    row["cpu_seconds"] = f"{usage.ru_utime + usage.ru_stime:.1f}"
     row["command"] = shlex.join(run.command())
     ended = (summary["env_steps"], summary["gradient_steps"], summary["wall_seconds"], summary["mean_return"])
     shutil.rmtree(run.folder / "buffer", ignore_errors=True)
@@ -198,7 +207,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--again", action="store_true", help="run also what has a row")
-    parser.add_argument("--list", action="store_true", help="only show which rows are there and which missing")
+    parser.add_argument(
+        "--list", action="store_true", help="only show which rows are there and which missing"
+    )
     parser.add_argument("--draw", action="store_true", help="only draw the rows that are there")
     parser.add_argument("--table", action="store_true", help="only write the table into docs/results.md")
     arguments = parser.parse_args()

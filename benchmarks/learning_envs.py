@@ -1,6 +1,7 @@
 """What tasks of `benchmarks.learning` need beside the catalog: the T-Maze's exploration, a dataset of Pendulum.
 
-`benchmarks.learning_envs:TMazeAltPassive` on the command line imports this module, which registers the exploration.
+`benchmarks.learning_envs:TMazeAltPassive` on the command line imports this module, which registers the
+exploration.
 
     .venv/bin/python -m benchmarks.learning_envs RUN        # records the dataset with the policy of a run
 """

@@ -96,9 +96,7 @@ TASKS = {
         arguments="popgym-PositionOnlyCartPoleEasy-v0 --max-seq-len 64",
         best="1",
     ),
-    "cartpole": Task(
-        title="CartPole-v1", arguments="CartPole-v1", memory=RECURRENT, none="", best="500"
-    ),
+    "cartpole": Task(title="CartPole-v1", arguments="CartPole-v1", memory=RECURRENT, none="", best="500"),
     "pendulum": Task(
         title="Pendulum-v1", arguments="Pendulum-v1", memory=RECURRENT, none="", best="about -150"
     ),
