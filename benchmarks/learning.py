@@ -9,7 +9,7 @@
 Every run is a process of its own with one thread, in runs/learning-TASK-POLICY-SEED. Its row goes to
 benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv.
 A run whose row is there is not repeated unless `--again` is given; then the later row counts. A run that was
-interrupted starts from the beginning. "cpu_seconds" is the processor time of the whole process, which other work
+stopped goes on from its checkpoint. "cpu_seconds" is the processor time of the whole process, which other work
 on the machine changes little. `make test-envs` creates .venv-envs, which has the packages of all
 environments; RecurrentPPO needs `pip install --no-deps stable-baselines3 sb3-contrib` as well, LunarLander
 `pip install box2d`, and "offline-pendulum" a dataset: `python -m benchmarks.learning_envs RUN`.
@@ -67,8 +67,15 @@ class Run(NamedTuple):
         """
         arguments = shlex.split(TASKS[self.task].arguments_of(self.policy))
         if self.policy not in NEIGHBOURS:
-            named = ["--seed", str(self.seed), "--run-name", self.folder.name, "--overwrite"]
-            return ["amago-run", "train", *arguments, *named]
+            return [
+                "amago-run",
+                "train",
+                *arguments,
+                "--seed",
+                str(self.seed),
+                "--run-name",
+                self.folder.name,
+            ]
         steps = [
             row["env_steps"] for row in read_rows() if (row["task"], row["policy"]) == (self.task, "memory")
         ]
@@ -98,13 +105,21 @@ def random_return(task: Task) -> float:
     return float(np.mean(returns))
 
 
-def train(run: Run) -> tuple[Row, list[Row]]:
+def train(run: Run, again: bool) -> tuple[Row, list[Row]]:
     """Trains one run in a process with one thread; returns its row and the points of its curve.
+
+    A run that was stopped goes on from its checkpoint, if its command is still the same, unless `again`.
 
     Raises:
         RuntimeError: the process failed; shows the end of its output.
     """
     program, *arguments = run.command()
+    note = run.folder.with_suffix(".command")
+    goes_on = not again and note.exists() and note.read_text() == shlex.join(run.command())
+    if run.policy not in NEIGHBOURS:
+        arguments.append("--auto-resume" if goes_on else "--overwrite")
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(shlex.join(run.command()))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -120,11 +135,20 @@ def train(run: Run) -> tuple[Row, list[Row]]:
         if process.returncode:
             output.seek(0)
             raise RuntimeError(f"{shlex.join(run.command())} failed:\n{output.read()[-3000:]}")
+    row, points = results_of(run)
+    if not goes_on:  # else there was a session before this one
+        row["cpu_seconds"] = f"{usage.ru_utime + usage.ru_stime:.1f}"
+    return row, points
+
+
+def results_of(run: Run) -> tuple[Row, list[Row]]:
+    """Row and curve of a run, whose replay buffer it deletes; RuntimeError if the run was stopped."""
     summary = json.loads((run.folder / "summary.json").read_text())
+    if summary.get("status", "finished") != "finished":
+        raise RuntimeError(f"{run.folder.name} was stopped")
     row = {"task": run.task, "policy": run.policy, "arguments": TASKS[run.task].arguments_of(run.policy)}
     row |= {key: str(summary[key]) for key in FIGURES}
     row["success_by_attempt"] = " ".join(f"{rate:.3f}" for rate in summary["success_by_attempt"])
-    row["cpu_seconds"] = f"{usage.ru_utime + usage.ru_stime:.1f}"
     row["command"] = shlex.join(run.command())
     ended = (summary["env_steps"], summary["gradient_steps"], summary["wall_seconds"], summary["mean_return"])
     shutil.rmtree(run.folder / "buffer", ignore_errors=True)
@@ -171,12 +195,12 @@ def is_there(run: Run, rows: list[Row]) -> bool:
     )
 
 
-def run_all(runs: list[Run], jobs: int) -> list[Run]:
+def run_all(runs: list[Run], jobs: int, again: bool) -> list[Run]:
     """Trains the runs and keeps their rows; returns those that failed."""
     random: Mapping[str, float] = {task: random_return(TASKS[task]) for task in {run.task for run in runs}}
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(train, run): run for run in runs}
+        waiting = {pool.submit(train, run, again): run for run in runs}
         for done in as_completed(waiting):
             run = waiting[done]
             try:
@@ -235,7 +259,8 @@ def main() -> None:
             print(f"{state} {run.task} {run.policy} {run.seed}")
         return
     for neighbours in (False, True):
-        failed = run_all([run for run in missing if (run.policy in NEIGHBOURS) == neighbours], arguments.jobs)
+        now = [run for run in missing if (run.policy in NEIGHBOURS) == neighbours]
+        failed = run_all(now, arguments.jobs, arguments.again)
         if failed:
             raise SystemExit(f"failed: {', '.join(run.folder.name for run in failed)}")
 

@@ -132,26 +132,27 @@ def write_table() -> None:
     if BEGIN not in text:
         raise SystemExit(f"{PAGE} has no line {BEGIN.strip()}")
     before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(
-        before
-        + BEGIN
-        + "\n".join([*table(), "", *attempts(), "", *commands(), ""])
-        + END
-        + rest.partition(END)[2]
-    )
+    PAGE.write_text(before + BEGIN + "\n".join(tables()) + END + rest.partition(END)[2])
+
+
+def tables() -> list[str]:
+    """The lines of all tables."""
+    return [*table(), "", *attempts(), "", *commands(), ""]
 
 
 def table() -> Iterator[str]:
     """Returns by task and policy."""
     yield "| task | policy | seeds | return | random | steps | updates | CPU, s | wall, s | load |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
+    shown = None
     for task, policy in _pairs():
         rows = current_rows(task, policy)
         name = TASKS[task].title + (f" (best: {TASKS[task].best})" if TASKS[task].best else "")
+        shown, name = task, name if task != shown else ""
         seeds = ", ".join(row["seed"] for row in rows)
         last = rows[-1]
         yield (
-            f"| {name if policy == 'memory' else ''} | {LABELS[policy]} | {seeds} | {interval(rows)} "
+            f"| {name} | {LABELS[policy]} | {seeds} | {interval(rows)} "
             f"| {_short(float(last['random_return']))} | {int(last['env_steps']):,} "
             f"| {int(last['gradient_steps']):,} | {_middle(rows, 'cpu_seconds', 0)} "
             f"| {_middle(rows, 'wall_seconds', 0)} | {_middle(rows, 'load', 1)} |"
