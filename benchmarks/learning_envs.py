@@ -21,7 +21,7 @@ import numpy.typing as npt
 from amago.envs.builtin.tmaze import TMazeAltPassive
 from amago.envs.exploration import EpsilonGreedy, register_exploration
 
-__all__ = ["CorridorExploration", "TMazeAltPassive"]
+__all__ = ["CartPoleWithoutVelocities", "CorridorExploration", "TMazeAltPassive"]
 
 DATASET = "amago/pendulum-mixed-v0"
 DATASETS = Path(__file__).parents[1] / "build" / "minari"
@@ -58,6 +58,22 @@ class CorridorExploration(EpsilonGreedy):
         eps = super().current_eps(local_step)
         eps[(local_step > 0) & (local_step < self.length - self.end_window)] *= 0.5 / self.length
         return eps
+
+
+class CartPoleWithoutVelocities(
+    gym.ObservationWrapper[npt.NDArray[np.float32], int, npt.NDArray[np.float32]]
+):
+    """CartPole-v1 that shows the cart's position and the pole's angle alone."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", **kwargs))
+        space = self.env.observation_space
+        assert isinstance(space, gym.spaces.Box)
+        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]])
+
+    def observation(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The two positions."""
+        return observation[[0, 2]]
 
 
 def record_pendulum(run: str) -> None:

@@ -92,7 +92,13 @@ TASKS = {
         title="POPGym CountRecallEasy", arguments="popgym-CountRecallEasy-v0", best="1"
     ),
     "cartpole-no-velocity": Task(
-        title="CartPole without velocities (POPGym)",
+        title="CartPole-v1 without velocities",
+        arguments="benchmarks.learning_envs:CartPoleWithoutVelocities",
+        memory=RECURRENT,
+        best="500",
+    ),
+    "popgym-position-cartpole": Task(
+        title="POPGym PositionOnlyCartPoleEasy",
         arguments="popgym-PositionOnlyCartPoleEasy-v0 --max-seq-len 64",
         best="1",
     ),
