@@ -125,7 +125,7 @@ def train(run: Run, again: bool) -> tuple[Row, list[Row]]:
         process = subprocess.Popen(
             [str(Path(sys.executable).parent / program), *arguments],
             cwd=ROOT,
-            env={**os.environ, **threads, "MINARI_DATASETS_PATH": str(DATASETS)},
+            env={**os.environ, **threads},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -243,6 +243,7 @@ def main() -> None:
         write_table()
     if arguments.draw or arguments.table:
         return
+    os.environ["MINARI_DATASETS_PATH"] = str(DATASETS)
     rows = read_rows()
     # Policies with memory first: neighbours take as many steps as they.
     wanted = [
