@@ -136,7 +136,9 @@ def train(run: Run, again: bool) -> tuple[Row, list[Row]]:
             output.seek(0)
             raise RuntimeError(f"{shlex.join(run.command())} failed:\n{output.read()[-3000:]}")
     row, points = results_of(run)
-    if not goes_on:  # else there was a session before this one
+    if goes_on:  # times would count the pause, or this session alone
+        points = [point | {"seconds": ""} for point in points[:-1]] + points[-1:]
+    else:
         row["cpu_seconds"] = f"{usage.ru_utime + usage.ru_stime:.1f}"
     return row, points
 
