@@ -136,8 +136,8 @@ def write_table() -> None:
 
 
 def tables() -> list[str]:
-    """The lines of all tables."""
-    return [*table(), "", *attempts(), "", *commands(), ""]
+    """The lines of all tables, and the figures."""
+    return [*table(), "", *attempts(), "", *commands(), "", *pictures()]
 
 
 def table() -> Iterator[str]:
@@ -188,6 +188,15 @@ def commands() -> Iterator[str]:
             program = f"python -m benchmarks.neighbours.{policy.replace('-', '_')}"
             arguments += f" --steps {steps}"
         yield f"| {task} | {policy} | `{program} {arguments} --seed SEED` |"
+
+
+def pictures() -> Iterator[str]:
+    """The figure of each task that has rows."""
+    yield "Evaluations during training. Thin lines are seeds, the thick line is their mean."
+    yield ""
+    for task in dict(_pairs()):
+        yield f"![{TASKS[task].title}: return over environment steps and wall time](learning-{task}.png)"
+        yield ""
 
 
 def interval(rows: Sequence[Row]) -> str:
