@@ -76,21 +76,25 @@ def draw_all(tasks: Sequence[str]) -> None:
 def draw(task: str, curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     """Draws the evaluations of all policies over environment steps and over wall time, above the random policy.
 
-    Thin lines are seeds, the thick one is their mean.
+    Thin lines are seeds, the thick one is their mean. Over wall time only runs are drawn that had a core to
+    themselves.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
-    panels: Any = figure.subplots(1, 2, sharey=True)
+    timed = {policy: [each for each in seeds if _had_the_core(each)] for policy, seeds in curves.items()}
+    timed = {policy: seeds for policy, seeds in timed.items() if seeds}
+    figure = Figure(figsize=(9.6 if timed else 6.4, 4.0), dpi=150, layout="constrained")
+    panels: Any = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     offline = all(float(point["env_steps"]) == 0 for each in curves.values() for c in each for point in c)
     left = ("gradient_steps", "updates") if offline else ("env_steps", "environment steps")
-    for panel, (axis, label) in zip(panels, (left, ("seconds", "wall time in seconds")), strict=True):
+    right = ("seconds", "wall time in seconds")
+    for panel, (axis, label), shown in zip(panels, (left, right), (curves, timed), strict=False):
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)
         panel.set_xlabel(label)
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        for policy, seeds in curves.items():
+        for policy, seeds in shown.items():
             _draw_policy(panel, policy, seeds, axis)
     random = [float(row["random_return"]) for row in read_rows() if row["task"] == task]
     for panel in panels:
@@ -99,22 +103,35 @@ def draw(task: str, curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     panels[0].set_ylabel("mean return of an episode")
     figure.suptitle(TASKS[task].title, fontsize=12)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels) if timed else 2,
+        frameon=False,
+        fontsize=9,
+    )
     figure.savefig(path, facecolor="white")
+
+
+def _had_the_core(curve: Curve) -> bool:
+    """Whether other work on the machine did not slow the run down: it used its core at least 80 % of the time."""
+    key = [curve[-1][column] for column in ("task", "policy", "seed")]
+    row = [row for row in read_rows() if [row["task"], row["policy"], row["seed"]] == key][-1]
+    is_timed = bool(row["cpu_seconds"]) and all(point["seconds"] for point in curve)
+    return is_timed and float(row["cpu_seconds"]) >= 0.8 * float(row["wall_seconds"])
 
 
 def _draw_policy(panel: Any, policy: str, seeds: Sequence[Curve], axis: str) -> None:
     """One policy: its seeds, and their mean over the evaluations that all of them have."""
     color, marker = STYLES[policy]
-    # Rows of 2026-11-22 have no seconds but at the end.
-    known = [[point for point in curve if point[axis]] for curve in seeds]
-    x, y = ([np.array([float(point[key]) for point in curve]) for curve in known] for key in (axis, "return"))
-    if len(known) > 1:
+    x, y = ([np.array([float(point[key]) for point in curve]) for curve in seeds] for key in (axis, "return"))
+    if len(seeds) > 1:
         for own_x, own_y in zip(x, y, strict=True):
             panel.plot(own_x, own_y, color=color, alpha=0.35, linewidth=0.9)
     length = min(len(each) for each in x)
     mean_x, mean_y = (np.mean([each[:length] for each in values], axis=0) for values in (x, y))
-    count = f"{len(known)} seed{'s' * (len(known) > 1)}"
+    count = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
     panel.plot(
         mean_x,
         mean_y,
@@ -192,10 +209,11 @@ def commands() -> Iterator[str]:
 
 def pictures() -> Iterator[str]:
     """The figure of each task that has rows."""
-    yield "Evaluations during training. Thin lines are seeds, the thick line is their mean."
+    yield "Evaluations during training. Thin lines are seeds, the thick line is their mean. Over wall time"
+    yield "only runs are shown that had a core to themselves: their CPU time is at least 80 % of their wall time."
     yield ""
     for task in dict(_pairs()):
-        yield f"![{TASKS[task].title}: return over environment steps and wall time](learning-{task}.png)"
+        yield f"![{TASKS[task].title}: return over environment steps, and wall time](learning-{task}.png)"
         yield ""
 
 
