@@ -1,12 +1,18 @@
-"""What agents learn: whole runs of `amago-run train` for several seeds, beside a random policy.
+"""What agents learn: runs of tasks x policies (memory, none, neighbours) x seeds, beside a random policy.
 
-    .venv-envs/bin/python -m benchmarks.learning                      # every task, seeds 0, 1 and 2
-    .venv/bin/python -m benchmarks.learning --only quickstart --jobs 2
+    .venv-envs/bin/python -m benchmarks.learning                              # all that is missing
+    .venv/bin/python -m benchmarks.learning --only quickstart --policy memory none --seeds 0 1 2 --jobs 2
+    .venv/bin/python -m benchmarks.learning --list                            # which rows are there
+    .venv/bin/python -m benchmarks.learning --draw                            # docs/learning-TASK.png
+    .venv/bin/python -m benchmarks.learning --table                           # the table in docs/results.md
 
-Every seed of a task is a run in a process of its own, in runs/learning-TASK-SEED. Its row goes to
+Every run is a process of its own with one thread, in runs/learning-TASK-POLICY-SEED. Its row goes to
 benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv.
-`--draw` only draws docs/learning-TASK.png from these files. `make test-envs` creates .venv-envs,
-which has the packages of all environments.
+A run whose row is there is not repeated unless `--again` is given; then the later row counts. A run that was
+stopped goes on from its checkpoint. "cpu_seconds" is the processor time of the whole process, which other work
+on the machine changes little. `make test-envs` creates .venv-envs, which has the packages of all
+environments; RecurrentPPO needs `pip install --no-deps stable-baselines3 sb3-contrib` as well, LunarLander
+`pip install box2d`, and "offline-pendulum" a dataset: `python -m benchmarks.learning_envs RUN`.
 """
 
 from __future__ import annotations
@@ -17,41 +23,67 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from amago.cli.environments import resolve_environment
 from amago.cli.options import parse_arguments
 from amago.cli.report import mean_return
-from benchmarks.machine import ROOT, append, describe
+from benchmarks.learning_envs import DATASETS
+from benchmarks.learning_report import CURVES, RESULTS, draw_all, read_rows, write_table
+from benchmarks.learning_tasks import NEIGHBOURS, TASKS, Task
+from benchmarks.machine import ROOT, describe
 
-RESULTS = Path(__file__).parent / "results" / "learning.csv"
-CURVES = Path(__file__).parent / "results" / "learning_curves.csv"
+Row = dict[str, str]
 FIGURES = ("seed", "mean_return", "eval_episodes", "env_steps", "gradient_steps", "wall_seconds")
+POLICIES = ("memory", "none", *NEIGHBOURS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A task: the arguments of `amago-run train`, and the episodes that a random policy plays for comparison."""
+class Run(NamedTuple):
+    """One run; `policy` is "memory", "none" or a neighbour."""
 
-    arguments: str
-    random_episodes: int = 100
+    task: str
+    policy: str
+    seed: int
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return ROOT / "runs" / f"learning-{self.task}-{self.policy}-{self.seed}"
 
-TASKS = {
-    "quickstart": Task(arguments="MetaFrozenLake"),
-    "cartpole": Task(arguments="CartPole-v1"),
-    "pendulum": Task(arguments="Pendulum-v1"),
-    "popgym-repeat-previous": Task(arguments="popgym-RepeatPreviousEasy-v0"),
-    "babyai-go-to-red-ball": Task(arguments="BabyAI-GoToRedBallNoDists-v0"),
-    "atari-pong": Task(arguments="ALE/Pong-v5 --env-arg frame_skip=12", random_episodes=20),
-}
+    def command(self) -> list[str]:
+        """Command line, without the path of the interpreter's folder.
+
+        Raises:
+            SystemExit: a neighbour whose number of steps is not known, since no row with memory is there.
+        """
+        arguments = shlex.split(TASKS[self.task].arguments_of(self.policy))
+        if self.policy not in NEIGHBOURS:
+            return [
+                "amago-run",
+                "train",
+                *arguments,
+                "--seed",
+                str(self.seed),
+                "--run-name",
+                self.folder.name,
+            ]
+        steps = [
+            row["env_steps"] for row in read_rows() if (row["task"], row["policy"]) == (self.task, "memory")
+        ]
+        if not steps:
+            raise SystemExit(f"{self.policy} takes as many steps as AMAGO: run {self.task} with memory first")
+        module = f"benchmarks.neighbours.{self.policy.replace('-', '_')}"
+        sizes = ["--steps", steps[-1], "--seed", str(self.seed), "--out", str(self.folder.relative_to(ROOT))]
+        return ["python", "-m", module, *arguments, *sizes]
 
 
 def random_return(task: Task) -> float:
@@ -73,110 +105,167 @@ def random_return(task: Task) -> float:
     return float(np.mean(returns))
 
 
-def train(name: str, seed: int) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Trains one seed; returns its row and the points of its curve."""
-    run_name = f"learning-{name}-{seed}"
-    command = [str(Path(sys.executable).parent / "amago-run"), "train", *shlex.split(TASKS[name].arguments)]
-    command += ["--seed", str(seed), "--run-name", run_name, "--overwrite"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
-    folder = ROOT / "runs" / run_name
-    summary = json.loads((folder / "summary.json").read_text())
-    row = {key: str(summary[key]) for key in FIGURES}
+def train(run: Run, again: bool) -> tuple[Row, list[Row]]:
+    """Trains one run in a process with one thread; returns its row and the points of its curve.
+
+    A run that was stopped goes on from its checkpoint, if its command is still the same, unless `again`.
+
+    Raises:
+        RuntimeError: the process failed; shows the end of its output.
+    """
+    program, *arguments = run.command()
+    note = run.folder.with_suffix(".command")
+    goes_on = not again and note.exists() and note.read_text() == shlex.join(run.command())
+    if run.policy not in NEIGHBOURS:
+        arguments.append("--auto-resume" if goes_on else "--overwrite")
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(shlex.join(run.command()))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / program), *arguments],
+            cwd=ROOT,
+            env={**os.environ, **threads},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise RuntimeError(f"{shlex.join(run.command())} failed:\n{output.read()[-3000:]}")
+    row, points = results_of(run)
+    if goes_on:  # times would count the pause, or this session alone
+        points = [point | {"seconds": ""} for point in points[:-1]] + points[-1:]
+    else:
+        row["cpu_seconds"] = f"{usage.ru_utime + usage.ru_stime:.1f}"
+    return row, points
+
+
+def results_of(run: Run) -> tuple[Row, list[Row]]:
+    """Row and curve of a run, whose replay buffer it deletes; RuntimeError if the run was stopped."""
+    summary = json.loads((run.folder / "summary.json").read_text())
+    if summary.get("status", "finished") != "finished":
+        raise RuntimeError(f"{run.folder.name} was stopped")
+    row = {"task": run.task, "policy": run.policy, "arguments": TASKS[run.task].arguments_of(run.policy)}
+    row |= {key: str(summary[key]) for key in FIGURES}
     row["success_by_attempt"] = " ".join(f"{rate:.3f}" for rate in summary["success_by_attempt"])
-    curve = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        value = mean_return(record["metrics"])
-        if record["section"] == "val" and value is not None:
-            curve.append((record["axes"]["total_frames"], record["axes"]["gradient_steps"], value))
-    curve.append((summary["env_steps"], summary["gradient_steps"], summary["mean_return"]))
+    row["command"] = shlex.join(run.command())
+    ended = (summary["env_steps"], summary["gradient_steps"], summary["wall_seconds"], summary["mean_return"])
+    shutil.rmtree(run.folder / "buffer", ignore_errors=True)
     points = [
         {
-            "task": name,
-            "seed": str(seed),
-            "env_steps": f"{x:.0f}",
-            "gradient_steps": f"{u:.0f}",
-            "return": f"{y:.4f}",
+            "task": run.task,
+            "policy": run.policy,
+            "seed": str(run.seed),
+            "env_steps": f"{steps:.0f}",
+            "gradient_steps": f"{updates:.0f}",
+            "seconds": f"{seconds:.1f}",
+            "return": f"{value:.4f}",
         }
-        for x, u, y in curve
+        for steps, updates, seconds, value in [*evaluations(run.folder), ended]
     ]
     return row, points
 
 
-def draw(
-    name: str, rows: Sequence[Mapping[str, str]], points: Sequence[Mapping[str, str]], path: Path
-) -> None:
-    """Draws the evaluations of every seed and their mean over environment steps, above the random policy."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
-    panel = figure.subplots()
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(alpha=0.25, linewidth=0.6)
-    curves: dict[str, dict[float, float]] = {}
-    for point in points:  # of a seed that ran twice, the later run
-        curves.setdefault(point["seed"], {})[float(point["env_steps"])] = float(point["return"])
-    for curve in curves.values():
-        panel.plot(*zip(*sorted(curve.items()), strict=True), color="#0072B2", alpha=0.35, linewidth=1.0)
-    common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
-    mean = [float(np.mean([curve[x] for curve in curves.values()])) for x in common]
-    panel.plot(
-        common,
-        mean,
-        color="#0072B2",
-        linewidth=2.2,
-        marker="o",
-        markersize=4,
-        label=f"mean of {len(curves)} seeds",
-    )
-    random = float(np.mean([float(row["random_return"]) for row in rows]))
-    panel.axhline(
-        random, color="#D55E00", linestyle="--", linewidth=1.4, label=f"random policy: {random:.3g}"
-    )
-    panel.set_xlabel("environment steps")
-    panel.set_ylabel("mean return of an episode")
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-    panel.set_title(f"amago-run train {TASKS[name].arguments}", fontsize=11)
-    panel.legend(frameon=False, loc="best", fontsize=9)
-    figure.savefig(path, facecolor="white")
+def evaluations(folder: Path) -> Iterator[tuple[float, float, float, float]]:
+    """Environment steps, updates, seconds since the start and mean return of each evaluation during training."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        value = mean_return(record["metrics"])
+        if record["section"] == "val" and value is not None:
+            axes = record["axes"]
+            seconds = record["time"] - records[0]["time"]
+            yield axes["total_frames"], axes["gradient_steps"], seconds, value
 
 
-def read(file: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a task."""
+def append(file: Path, rows: list[Row]) -> None:
+    """Adds rows to a file of results, in the order of its columns; what a row lacks stays empty."""
     with file.open(newline="") as lines:
-        return [row for row in csv.DictReader(lines) if row["task"] == name]
+        columns = next(csv.reader(lines))
+    with file.open("a", newline="") as lines:
+        csv.DictWriter(lines, fieldnames=columns, restval="").writerows(rows)
+
+
+def is_there(run: Run, rows: list[Row]) -> bool:
+    """Whether there is a row of the run, with the arguments of today."""
+    arguments = TASKS[run.task].arguments_of(run.policy)
+    return any(
+        (row["task"], row["policy"], row["seed"], row["arguments"]) == (*run[:2], str(run.seed), arguments)
+        for row in rows
+    )
+
+
+def run_all(runs: list[Run], jobs: int, again: bool) -> list[Run]:
+    """Trains the runs and keeps their rows; returns those that failed."""
+    random: Mapping[str, float] = {task: random_return(TASKS[task]) for task in {run.task for run in runs}}
+    failed = []
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(train, run, again): run for run in runs}
+        for done in as_completed(waiting):
+            run = waiting[done]
+            try:
+                row, points = done.result()
+            except RuntimeError as error:
+                print(error, file=sys.stderr, flush=True)
+                failed.append(run)
+                continue
+            row |= {"random_return": f"{random[run.task]:.4f}", "jobs": str(jobs)}
+            row["load"] = f"{os.getloadavg()[0]:.1f}"
+            append(RESULTS, [row | describe()])
+            append(CURVES, points)
+            print(
+                f"{run.task} {run.policy} {run.seed}: return {float(row['mean_return']):.3f} "
+                f"after {row['env_steps']} steps in {row['wall_seconds']} s",
+                flush=True,
+            )
+    return failed
 
 
 def main() -> None:
-    """Trains every seed of the tasks, prints its row and draws the curves."""
+    """Trains what is missing, or draws, lists or tabulates what is there."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=sorted(TASKS), default=sorted(TASKS))
+    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
+    parser.add_argument("--again", action="store_true", help="run also what has a row")
+    parser.add_argument(
+        "--list", action="store_true", help="only show which rows are there and which missing"
+    )
     parser.add_argument("--draw", action="store_true", help="only draw the rows that are there")
+    parser.add_argument("--table", action="store_true", help="only write the table into docs/results.md")
     arguments = parser.parse_args()
-    for name in arguments.only:
-        if not arguments.draw:
-            random = random_return(TASKS[name])
-            with ThreadPoolExecutor(arguments.jobs) as pool:
-                for row, points in pool.map(train, [name] * len(arguments.seeds), arguments.seeds):
-                    row = {
-                        "task": name,
-                        "arguments": TASKS[name].arguments,
-                        **row,
-                        "random_return": f"{random:.4f}",
-                    }
-                    row |= {"jobs": str(arguments.jobs), "load": f"{os.getloadavg()[0]:.1f}"}
-                    append(RESULTS, row | describe())
-                    for point in points:
-                        append(CURVES, point)
-                    print(row, flush=True)
-        draw(name, read(RESULTS, name), read(CURVES, name), ROOT / "docs" / f"learning-{name}.png")
+    if arguments.draw:
+        draw_all(arguments.only)
+    if arguments.table:
+        write_table()
+    if arguments.draw or arguments.table:
+        return
+    os.environ["MINARI_DATASETS_PATH"] = str(DATASETS)
+    rows = read_rows()
+    # Policies with memory first: neighbours take as many steps as they.
+    wanted = [
+        Run(task, policy, seed)
+        for task in arguments.only
+        for seed in arguments.seeds
+        for policy in TASKS[task].policies
+        if policy in arguments.policy
+    ]
+    missing = [run for run in wanted if arguments.again or not is_there(run, rows)]
+    if arguments.list:
+        for run in wanted:
+            state = "there  " if is_there(run, rows) else "missing"
+            print(f"{state} {run.task} {run.policy} {run.seed}")
+        return
+    for neighbours in (False, True):
+        now = [run for run in missing if (run.policy in NEIGHBOURS) == neighbours]
+        failed = run_all(now, arguments.jobs, arguments.again)
+        if failed:
+            raise SystemExit(f"failed: {', '.join(run.folder.name for run in failed)}")
 
 
 if __name__ == "__main__":

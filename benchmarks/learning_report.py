@@ -1,0 +1,248 @@
+"""Table and figures of `benchmarks.learning`, made from the rows in benchmarks/results."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amago.cli.statistics import bootstrap_interquartile_mean
+from benchmarks.learning_tasks import NEIGHBOURS, TASKS
+from benchmarks.machine import ROOT
+
+RESULTS = Path(__file__).parent / "results" / "learning.csv"
+CURVES = Path(__file__).parent / "results" / "learning_curves.csv"
+PAGE = ROOT / "docs" / "results.md"
+BEGIN, END = "<!-- python -m benchmarks.learning --table -->\n", "<!-- end -->"
+LABELS = {
+    "memory": "AMAGO, memory",
+    "none": "AMAGO, no memory",
+    "ppo-lstm": "PPO with LSTM",
+    "recurrent-ppo": "RecurrentPPO (sb3-contrib)",
+}
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers tell them apart in grey.
+STYLES = {
+    "memory": ("#0072B2", "o"),
+    "none": ("#D55E00", "s"),
+    "ppo-lstm": ("#009E73", "^"),
+    "recurrent-ppo": ("#AA4499", "D"),
+}
+Row = dict[str, str]
+Curve = list[Row]
+
+
+def read_rows(file: Path = RESULTS) -> list[Row]:
+    """The rows of a file of results."""
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def current_rows(task: str, policy: str) -> list[Row]:
+    """The last row of each seed that ran with the arguments of today."""
+    arguments = TASKS[task].arguments_of(policy)
+    rows = {
+        row["seed"]: row
+        for row in read_rows()
+        if (row["task"], row["policy"], row["arguments"]) == (task, policy, arguments)
+    }
+    return [rows[seed] for seed in sorted(rows, key=int)]
+
+
+def curves_of(task: str) -> dict[str, list[Curve]]:
+    """The curves of each policy; of a seed that ran twice, the later one."""
+    curves: dict[tuple[str, str], Curve] = {}
+    for point in read_rows(CURVES):
+        if point["task"] != task:
+            continue
+        curve = curves.setdefault((point["policy"], point["seed"]), [])
+        if curve and float(point["gradient_steps"]) < float(curve[-1]["gradient_steps"]):
+            curve.clear()
+        curve.append(point)
+    found = {policy: [curve for (own, _), curve in curves.items() if own == policy] for policy in LABELS}
+    return {policy: each for policy, each in found.items() if each}
+
+
+def draw_all(tasks: Sequence[str]) -> None:
+    """Draws docs/learning-TASK.png for each of the tasks that has a row."""
+    for task in tasks:
+        curves = curves_of(task)
+        if curves:
+            draw(task, curves, ROOT / "docs" / f"learning-{task}.png")
+
+
+def draw(task: str, curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
+    """Draws the evaluations of all policies over environment steps and over wall time, above the random policy.
+
+    Thin lines are seeds, the thick one is their mean. Over wall time only runs are drawn that had a core to
+    themselves.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    timed = {policy: [each for each in seeds if _had_the_core(each)] for policy, seeds in curves.items()}
+    timed = {policy: seeds for policy, seeds in timed.items() if seeds}
+    figure = Figure(figsize=(9.6 if timed else 6.4, 4.0), dpi=150, layout="constrained")
+    panels: Any = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
+    offline = all(float(point["env_steps"]) == 0 for each in curves.values() for c in each for point in c)
+    left = ("gradient_steps", "updates") if offline else ("env_steps", "environment steps")
+    right = ("seconds", "wall time in seconds")
+    for panel, (axis, label), shown in zip(panels, (left, right), (curves, timed), strict=False):
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25, linewidth=0.6)
+        panel.set_xlabel(label)
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        for policy, seeds in shown.items():
+            _draw_policy(panel, policy, seeds, axis)
+    random = [float(row["random_return"]) for row in read_rows() if row["task"] == task]
+    for panel in panels:
+        label = f"random policy: {random[-1]:.3g}"
+        panel.axhline(random[-1], color="#555555", linestyle="--", linewidth=1.2, label=label)
+    panels[0].set_ylabel("mean return of an episode")
+    figure.suptitle(TASKS[task].title, fontsize=12)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels) if timed else 2,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.savefig(path, facecolor="white")
+
+
+def _had_the_core(curve: Curve) -> bool:
+    """Whether other work on the machine did not slow the run down: it used its core at least 80 % of the time."""
+    key = [curve[-1][column] for column in ("task", "policy", "seed")]
+    row = [row for row in read_rows() if [row["task"], row["policy"], row["seed"]] == key][-1]
+    is_timed = bool(row["cpu_seconds"]) and all(point["seconds"] for point in curve)
+    return is_timed and float(row["cpu_seconds"]) >= 0.8 * float(row["wall_seconds"])
+
+
+def _draw_policy(panel: Any, policy: str, seeds: Sequence[Curve], axis: str) -> None:
+    """One policy: its seeds, and their mean over the evaluations that all of them have."""
+    color, marker = STYLES[policy]
+    x, y = ([np.array([float(point[key]) for point in curve]) for curve in seeds] for key in (axis, "return"))
+    if len(seeds) > 1:
+        for own_x, own_y in zip(x, y, strict=True):
+            panel.plot(own_x, own_y, color=color, alpha=0.35, linewidth=0.9)
+    length = min(len(each) for each in x)
+    mean_x, mean_y = (np.mean([each[:length] for each in values], axis=0) for values in (x, y))
+    count = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    panel.plot(
+        mean_x,
+        mean_y,
+        color=color,
+        marker=marker,
+        markersize=4,
+        linewidth=2.0,
+        label=f"{LABELS[policy]}, {count}",
+    )
+
+
+def write_table() -> None:
+    """Writes the tables into docs/results.md, between its two comments."""
+    text = PAGE.read_text()
+    if BEGIN not in text:
+        raise SystemExit(f"{PAGE} has no line {BEGIN.strip()}")
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join(tables()) + END + rest.partition(END)[2])
+
+
+def tables() -> list[str]:
+    """The lines of all tables, and the figures."""
+    return [*table(), "", *attempts(), "", *commands(), "", *pictures()]
+
+
+def table() -> Iterator[str]:
+    """Returns by task and policy."""
+    yield "| task | policy | seeds | return | random | steps | updates | CPU, s | wall, s | load |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    shown = None
+    for task, policy in _pairs():
+        rows = current_rows(task, policy)
+        name = TASKS[task].title + (f" (best: {TASKS[task].best})" if TASKS[task].best else "")
+        shown, name = task, name if task != shown else ""
+        seeds = ", ".join(row["seed"] for row in rows)
+        last = rows[-1]
+        yield (
+            f"| {name} | {LABELS[policy]} | {seeds} | {interval(rows)} "
+            f"| {_short(float(last['random_return']))} | {int(last['env_steps']):,} "
+            f"| {int(last['gradient_steps']):,} | {_middle(rows, 'cpu_seconds', 0)} "
+            f"| {_middle(rows, 'wall_seconds', 0)} | {_middle(rows, 'load', 1)} |"
+        )
+
+
+def attempts() -> Iterator[str]:
+    """Success by attempt, where a task has attempts."""
+    yield "Success by attempt, mean of the seeds:"
+    yield ""
+    yield "| task | policy | 1 | 2 | 3 | 4 | 5 |"
+    yield "|---|---|---|---|---|---|---|"
+    for task, policy in _pairs():
+        found = [row["success_by_attempt"].split() for row in current_rows(task, policy)]
+        found = [rates for rates in found if len(rates) == 5]
+        if found:
+            means = np.mean(np.array(found, dtype=float), axis=0)
+            rates = " | ".join(f"{rate:.2f}" for rate in means)
+            yield f"| {TASKS[task].title} | {LABELS[policy]} | {rates} |"
+
+
+def commands() -> Iterator[str]:
+    """What reproduces each row."""
+    yield "`python -m benchmarks.learning --only TASK --policy POLICY --seeds SEED --again` repeats a row:"
+    yield ""
+    yield "| TASK | POLICY | command |"
+    yield "|---|---|---|"
+    for task, policy in _pairs():
+        arguments = TASKS[task].arguments_of(policy)
+        program = "amago-run train"
+        if policy in NEIGHBOURS:
+            steps = current_rows(task, policy)[-1]["command"].partition("--steps ")[2].partition(" ")[0]
+            program = f"python -m benchmarks.neighbours.{policy.replace('-', '_')}"
+            arguments += f" --steps {steps}"
+        yield f"| {task} | {policy} | `{program} {arguments} --seed SEED` |"
+
+
+def pictures() -> Iterator[str]:
+    """The figure of each task that has rows."""
+    yield "Evaluations during training. Thin lines are seeds, the thick line is their mean. Over wall time"
+    yield "only runs are shown that had a core to themselves: their CPU time is at least 80 % of their wall time."
+    yield ""
+    for task in dict(_pairs()):
+        yield f"![{TASKS[task].title}: return over environment steps, and wall time](learning-{task}.png)"
+        yield ""
+
+
+def interval(rows: Sequence[Row]) -> str:
+    """Interquartile mean with its 95 % interval, if there are seeds enough."""
+    value, low, high = bootstrap_interquartile_mean([[float(row["mean_return"]) for row in rows]])
+    digits = _digits(value)
+    if not np.isfinite(low):
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _pairs() -> Iterator[tuple[str, str]]:
+    """Tasks and policies with rows."""
+    for task in TASKS:
+        for policy in TASKS[task].policies:
+            if current_rows(task, policy):
+                yield task, policy
+
+
+def _middle(rows: Sequence[Row], key: str, digits: int) -> str:
+    """The median of a column; empty where no row has a value."""
+    values = [float(row[key]) for row in rows if row[key]]
+    return f"{np.median(values):.{digits}f}" if values else ""
+
+
+def _digits(value: float) -> int:
+    return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+
+
+def _short(value: float) -> str:
+    return f"{value:.{_digits(value)}f}"

@@ -1,0 +1,1 @@
+"""Recurrent PPO beside AMAGO: the same environments, inputs and steps."""
