@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, per row and round")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:
@@ -172,7 +173,7 @@ def main() -> None:
     from benchmarks.machine import ROOT, append, describe
 
     checkouts = {"this": ROOT} | ({"other": arguments.against.resolve()} if arguments.against else {})
-    for size, agent, encoder in itertools.product(arguments.sizes, AGENTS, ENCODERS):
+    for size, agent, encoder in itertools.product(arguments.sizes, arguments.agents, ENCODERS):
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
         for _ in range(arguments.rounds):
             for name, checkout in checkouts.items():

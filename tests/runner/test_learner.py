@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from amago.agent import Batch
+from amago.agent import Agent, Batch, MultiTaskAgent
 from amago.agent.base import BaseAgent
 from amago.distributed.processes import Processes, make_accelerator
 from amago.experiment.learner import Learner, NonFiniteUpdateError, make_adamw, threads_for
+from amago.nets.specs import ActionSpec
 from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.utils import AmagoWarning, get_constant_schedule_with_warmup
@@ -270,5 +271,23 @@ def test_small_layers_take_one_thread_and_others_torchs_number(
     torch.set_num_threads(2)
     try:
         assert threads_for(network, timesteps) == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_critics_of_every_discount_count_as_more_rows() -> None:
+    settings: dict[str, Any] = {
+        "obs_space": {"observation": (3,)},
+        "rl2_space": (3,),
+        "action_space": ActionSpec("discrete", (2,), None, None),
+        "max_seq_len": 46,
+        "tstep_encoder_type": FFTstepEncoder,
+        "traj_encoder_type": IdentityTrajEncoder,
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert threads_for(Agent(**settings), 24 * 46) == 1
+        assert threads_for(MultiTaskAgent(**settings), 24 * 46) == 2
     finally:
         torch.set_num_threads(before)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from amago.agent import BaseAgent, Batch
+from amago.agent import Agent, BaseAgent, Batch
+from amago.agent.return_head import RegressionHead
 from amago.distributed import fsdp
 from amago.distributed.processes import Processes
 from amago.kernels.memory import keep_freed_memory
@@ -277,13 +278,21 @@ def threads_for(agent: nn.Module, timesteps: int) -> int:
         timesteps: Timesteps of a batch.
     """
     largest = 0
-    for module in agent.modules():
+    for name, module in agent.named_modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             return torch.get_num_threads()
+        rows = timesteps
+        if isinstance(agent, Agent) and name.startswith("critics") and not _evaluates_every_action(agent):
+            rows *= len(agent.gammas)  # each discount has actions of its own
         for weight in module.parameters(recurse=False):
             if weight.dim() >= 2 and not isinstance(module, nn.Embedding):
-                largest = max(largest, weight.shape[-1] * weight.shape[-2])
-    return 1 if timesteps * largest < _WORTH_THREADS else torch.get_num_threads()
+                largest = max(largest, rows * weight.shape[-1] * weight.shape[-2])
+    return 1 if largest < _WORTH_THREADS else torch.get_num_threads()
+
+
+def _evaluates_every_action(agent: Agent) -> bool:
+    """Whether the critics take states alone."""
+    return agent.discrete and isinstance(agent.return_head, RegressionHead)
 
 
 @contextlib.contextmanager
