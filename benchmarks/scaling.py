@@ -37,8 +37,10 @@ CHANGES = {"actors": 8, "timesteps_per_epoch": 100, "epochs": 1_000_000, "thread
 
 def make_launch(folder: Path, collectors: int, *, cluster: bool) -> Launch:
     """A launch of the quickstart that does not end by itself."""
-    settings: dict[str, Any] = {"changes": CHANGES, "gin_files": [], "assignments": []}
-    learning: dict[str, Any] = dict.fromkeys(("resume", "overwrite", "log_to_wandb"), False)
+    settings: dict[str, Any] = {"changes": CHANGES, "gin_files": [], "assignments": [], "trust": []}
+    learning: dict[str, Any] = dict.fromkeys(
+        ("resume", "overwrite", "log_to_wandb", "log_to_tensorboard"), False
+    )
     learner = command("learner", folder, None, only_learn=True, **learning, **settings)
     if not cluster:
         collector = command("collector", folder, None, **settings)

@@ -169,6 +169,8 @@ def _row_blocks(inputs: Sequence[Tensor], lead: Sequence[int]) -> Iterator[Seque
         return
     axis = next(i for i, size in enumerate(lead) if size > 1)
     length = max(1, _ROWS_PER_BLOCK * lead[axis] // rows)
+    if length > 128:
+        length -= length % 128  # oneDNN pads other numbers of rows
     starts = range(0, lead[axis], length)
     # The backward of split, unlike that of slicing, concatenates the gradients of all blocks in one pass.
     columns = []
