@@ -96,7 +96,7 @@ def test_a_stopped_run_makes_up_for_the_rest_of_its_epoch(
 def test_a_signal_to_one_of_two_processes_stops_both(tmp_path: Path, rank: int) -> None:
     script = Path(__file__).parent / "joint_run.py"
     stopped = start_ranks(script, [str(tmp_path), "3", "False", "False", str(rank)])
-    errors = [process.communicate(timeout=120)[1] for process in stopped]
+    errors = [process.communicate(timeout=180)[1] for process in stopped]
     # They agree about it after every tenth update and at the end of an epoch.
     assert "run stopped by SIGTERM in epoch 2. The checkpoint of epoch 2 is written" in errors[0]
     assert [process.returncode for process in stopped] == [128 + signal.SIGTERM] * 2
