@@ -253,7 +253,7 @@ def test_the_faster_side_waits_for_the_ratio_that_was_asked_for(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=100)
+        thread.join(timeout=250)
         assert not thread.is_alive()
     updates = learner.counters.gradient_steps
     assert updates == 60
