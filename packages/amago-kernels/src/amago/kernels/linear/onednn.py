@@ -104,6 +104,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None)
     activation, settings = ("none", []) if leaky is None else ("leaky_relu", [leaky])
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.contiguous()  # a slice of columns, for which oneDNN has only slow code
+    if bias is not None:
+        bias = bias.contiguous()  # the operation ignores its stride
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, settings, "")
     return out
 
