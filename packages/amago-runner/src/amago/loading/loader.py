@@ -4,7 +4,7 @@ A batch is identified by (epoch, first sample), and every sample has its own ran
 do not depend on the number of loader workers.
 """
 
-from __future__ import annotations
+from __future__ import contextlib
 
 import signal
 import threading
@@ -143,6 +143,10 @@ class BatchLoader:
         except (RuntimeError, OSError, EOFError) as error:
             if not self._timed_out:
                 raise
+            running = getattr(self._loader, "_iterator", None)
+            for worker in [] if running is None else running._workers:
+                with contextlib.suppress(RuntimeError):  # torch raises it once for a worker that was killed
+                    worker.join(timeout=10)
             self._loader, self._timed_out = None, False
             raise RuntimeError(
                 f"the loader workers delivered no batch for {self.worker_timeout:g} s: one of them hangs, for "
