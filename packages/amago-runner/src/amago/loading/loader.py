@@ -4,8 +4,9 @@ A batch is identified by (epoch, first sample), and every sample has its own ran
 do not depend on the number of loader workers.
 """
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
