@@ -175,7 +175,7 @@ def train(
     folder = run_dir / (run_name or default_run_name(env))
     if env is not None:
         changes["env"] = env
-    resume_run = _which_resume(resume, auto_resume, overwrite)
+    resume_or_auto = _which_resume(resume, auto_resume, overwrite)
     settings: dict[str, Any] = {"gin_files": gin or (), "assignments": set_ or (), "log_to_wandb": wandb}
     if mode is Mode.collect:
         from amago.cli.separate import collect_run
@@ -187,7 +187,7 @@ def train(
     train_run(
         folder,
         changes,
-        resume=resume_run,
+        resume=resume_or_auto,
         overwrite=overwrite,
         log_to_tensorboard=tensorboard,
         only_learn=mode is Mode.learn,
