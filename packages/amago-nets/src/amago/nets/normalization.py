@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.nets.activations import softmax
 from amago.nets.arguments import Size, check_arguments
 
 Norm = Literal["none", "layer", "rmsnorm", "unitball", "unitball-detach", "hypersphere", "simnorm"]
@@ -80,7 +81,7 @@ class SimNorm(nn.Module):
         if x.shape[-1] % self.dim:
             raise ValueError(f"simnorm needs a multiple of dim={self.dim} features, got {x.shape[-1]}")
         groups = x.unflatten(-1, (-1, self.dim))  # (..., d_model / dim, dim)
-        return torch.softmax(groups, dim=-1).flatten(-2)
+        return softmax(groups).flatten(-2)
 
 
 _METHODS: dict[str, Callable[[int], nn.Module]] = {

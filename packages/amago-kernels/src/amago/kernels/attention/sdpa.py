@@ -18,6 +18,9 @@ from amago.kernels.precision import full_precision
 
 # On a CPU torch's backward pass in half precision takes 3 to 5 times as long as in float32 up to this length.
 _LONGEST_IN_FLOAT32 = 512
+# Up to this length, in float32 on a CPU, two products and a softmax take less time than torch's fused kernel: 1.1
+# instead of 1.7 ms, forward and backward, for 24 rows of 46 positions with 4 heads of 16.
+_LONGEST_BY_PRODUCTS = 48
 
 
 def unsupported(*arguments: Any) -> list[str]:
@@ -60,6 +63,9 @@ def heads_first(x: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions) -> Tensor:
     """See `amago.kernels.attention`."""
     mask, causal = None, options.causal
+    short = q.device.type == "cpu" and q.dtype == torch.float32 and 0 < q.shape[1] <= _LONGEST_BY_PRODUCTS
+    if short and causal and options.plain and lengths is None:
+        return _causal_by_products(q, k, v, options)
     if options.window is not None or lengths is not None:
         mask = visible(
             q.shape[1], q.device, causal=causal, lengths=lengths, window=options.window, sink=options.sink
@@ -67,6 +73,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: 
         causal = False
     out = fused(q, k, v, attn_mask=mask, dropout_p=options.dropout_p, is_causal=causal, scale=options.scale)
     return out if lengths is None else zero_padding(out, lengths)
+
+
+def _causal_by_products(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """Causal attention without other options, by batched matrix products."""
+    rows, length, heads, features = q.shape
+    q, k, v = (x.transpose(1, 2).reshape(rows * heads, length, features) for x in (q, k, v))
+    hidden = q.new_full((length, length), float("-inf")).triu_(1)
+    weights = torch.softmax(torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=options.scale), dim=-1)
+    out = F.dropout(weights, options.dropout_p) @ v
+    return out.view(rows, heads, length, features).transpose(1, 2)
 
 
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: FlexOptions) -> Tensor:

@@ -106,7 +106,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None)
         weight = weight.contiguous()  # a slice of columns, for which oneDNN has only slow code
     if bias is not None:
         bias = bias.contiguous()  # the operation ignores its stride
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, settings, "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, activation, settings, "")
     return out
 
 

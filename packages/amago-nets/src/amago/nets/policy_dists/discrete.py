@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.distributions.utils import clamp_probs
 
+from amago.nets.activations import softmax
 from amago.nets.arguments import Probability, Size, check_arguments
 from amago.nets.policy_dists.base import PolicyOutput
 from amago.nets.precision import at_least_float32
@@ -126,14 +127,14 @@ class ClippedCategorical(_Categorical):
     def __init__(self, vec: Tensor, low: float = 0.0, high: float = 1.0) -> None:
         # Finite, so that the softmax of rows without legal actions is uniform.
         vec = at_least_float32(vec).clamp_min(ILLEGAL)
-        softmax = torch.softmax(vec, dim=-1)
+        softmaxed = softmax(vec)
         floor = low * (vec.detach() > ILLEGAL)
-        clipped = torch.maximum(softmax.detach(), floor).clamp_max(high)
+        clipped = torch.maximum(softmaxed.detach(), floor).clamp_max(high)
         clipped = clipped / clipped.sum(dim=-1, keepdim=True)
-        super().__init__(probs=straight_through(clipped, softmax))
+        super().__init__(probs=straight_through(clipped, softmaxed))
         tiny = torch.finfo(torch.float32).tiny
         # As in torch's Categorical, no probability is below the dtype's epsilon.
-        self.logits = straight_through(clamp_probs(clipped).log(), softmax.clamp_min(tiny).log())
+        self.logits = straight_through(clamp_probs(clipped).log(), softmaxed.clamp_min(tiny).log())
 
 
 @gin.configurable(module="amago.nets.policy_dists")
