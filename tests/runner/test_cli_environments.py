@@ -123,23 +123,28 @@ def test_environments_of_a_module_are_named_by_id_or_by_class() -> None:
     assert pickle.loads(pickle.dumps(maker)) == maker
 
 
-def test_environments_of_the_working_folder_are_found(tmp_path: Path) -> None:
+def test_environments_and_encoders_of_the_working_folder_are_found(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text(
         "import gymnasium\n"
         "from gymnasium.envs.classic_control import PendulumEnv\n"
         "gymnasium.register('Mine-v0', PendulumEnv, max_episode_steps=30)\n"
     )
-    (tmp_path / "mine.gin").write_text("import my_envs\nAgent.gamma = 0.9\n")
-    command = [
-        str(Path(sys.executable).parent / "amago-run"),
-        "train",
-        "my_envs:Mine-v0",
-        "--gin",
-        "mine.gin",
-    ]
-    budget = ["--epochs", "1", "--batches-per-epoch", "1", "--actors", "2", "--eval-episodes", "2"]
-    finished = subprocess.run([*command, *budget], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 0, finished.stderr
+    (tmp_path / "my_encoders.py").write_text(
+        "from amago.nets.tstep_encoders import FFTstepEncoder, register_tstep_encoder\n"
+        "@register_tstep_encoder('my_encoder')\n"
+        "class MyEncoder(FFTstepEncoder):\n"
+        "    pass\n"
+    )
+    (tmp_path / "mine.gin").write_text("import my_encoders\nAgent.gamma = 0.9\n")
+    train = [str(Path(sys.executable).parent / "amago-run"), "train", "--gin", "mine.gin"]
+    mine = ["my_envs:Mine-v0", "--tstep-encoder", "my_encoder", "--epochs", "1"]
+    budget = ["--batches-per-epoch", "1", "--actors", "2", "--eval-episodes", "2"]
+    resumed = ["--run-name", "my_envs-Mine-v0", "--resume", "--epochs", "2", "--trust", "my_envs"]
+    for arguments in ([*mine, *budget], resumed):
+        finished = subprocess.run(
+            [*train, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert finished.returncode == 0, finished.stderr
     assert (tmp_path / "runs" / "my_envs-Mine-v0" / "summary.json").is_file()
 
 

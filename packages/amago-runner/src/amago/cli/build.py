@@ -97,11 +97,12 @@ class RunPlan:
     gin: Mapping[str, Any]
 
 
-def plan_run(changes: Mapping[str, Any]) -> RunPlan:
+def plan_run(changes: Mapping[str, Any], gin_files: Sequence[Path] = ()) -> RunPlan:
     """Chooses the recipe of an environment, and the classes that its names refer to.
 
     Args:
         changes: the settings given on the command line; without "env" they are changes to the quickstart.
+        gin_files: the --gin files; the modules that they import may register classes.
 
     Raises:
         UsageProblem: an unknown name, which suggests the most similar one; an environment that cannot be made, or
@@ -120,15 +121,17 @@ def plan_run(changes: Mapping[str, Any]) -> RunPlan:
     )
     if env_mode == "already_vectorized" and recipe.actors < 2:
         raise UsageProblem("environments that step together are at least 2.", "--actors")
-    return _plan(recipe, facts)
+    return _plan(recipe, facts, gin_files)
 
 
-def plan_recorded_run(recipe: Recipe) -> RunPlan:
+def plan_recorded_run(recipe: Recipe, gin_files: Sequence[Path] = ()) -> RunPlan:
     """The plan of a complete recipe, such as a run has recorded."""
-    return _plan(recipe, inspect_environment(maker_of(recipe)))
+    return _plan(recipe, inspect_environment(maker_of(recipe)), gin_files)
 
 
-def _plan(recipe: Recipe, facts: EnvFacts) -> RunPlan:
+def _plan(recipe: Recipe, facts: EnvFacts, gin_files: Sequence[Path]) -> RunPlan:
+    if gin_files:
+        bind_gin({}, gin_files)  # imports the modules of the files
     config: dict[str, Any] = {}
     try:
         plan = RunPlan(

@@ -80,7 +80,7 @@ def _import_into_new_run(
     if (folder / RUN_FILE).exists():
         remedy = "leave out --env and the other settings, or choose another name."
         raise UsageProblem(f"the run {folder} exists: {remedy}", "RUN")
-    plan = plan_run(changes)
+    plan = plan_run(changes, gin_files)
     bind_gin(plan.gin, gin_files, assignments)
     load_saved_policy(build_agent(plan), weights, file)  # Fails before anything is written.
     require_run_folder(folder)

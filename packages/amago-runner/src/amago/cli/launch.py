@@ -74,7 +74,9 @@ def launch_run(
     if cluster:
         _require_ray()
     is_resumed = resume is True or (resume == "auto" and has_checkpoint(folder))
-    plan = plan_recorded_run(recorded_recipe(folder)) if is_resumed else plan_run(changes)
+    plan = (
+        plan_recorded_run(recorded_recipe(folder), gin_files) if is_resumed else plan_run(changes, gin_files)
+    )
     bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
     build_agent(plan)  # A wrong setting ends here, and not in every process.
     if plan.facts.kind == "offline":

@@ -59,7 +59,7 @@ def plan_collector(
         UsageProblem: an option differs from the run's in what learner and collectors must have in common.
     """
     if not (folder / RUN_FILE).is_file():
-        plan = plan_run(changes)
+        plan = plan_run(changes, gin_files)
         bind_gin(plan.gin, gin_files, assignments)
         return plan
     recorded = recorded_recipe(folder)

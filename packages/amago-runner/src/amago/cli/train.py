@@ -82,9 +82,11 @@ def train_run(
             experiment = _scripts_experiment(folder, changes, gin_files, assignments)
         else:
             plan = (
-                plan_recorded_run(_resumed_recipe(folder, changes, may_be_finished=resume == "auto"))
+                plan_recorded_run(
+                    _resumed_recipe(folder, changes, may_be_finished=resume == "auto"), gin_files
+                )
                 if is_resumed
-                else plan_run(changes)
+                else plan_run(changes, gin_files)
             )
             bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
             build_agent(plan)  # Fails before anything is written if a setting is wrong.
