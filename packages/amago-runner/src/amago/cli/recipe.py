@@ -312,12 +312,25 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
     # Behaviour cloning of the actions that the critics prefer; nothing is collected.
     "offline": {
         "traj_encoder": "ff",
+        "memory_size": 64,
+        "memory_layers": 1,
         "timesteps_per_epoch": 0,
         "context": 32,
         "sample_by": "timesteps",
         "padded_sampling": "right",
         "sample_actions_val": False,
-        "gin": {"Agent.online_coeff": 0.0, "Agent.offline_coeff": 1.0},
+        "gin": {
+            "FFTstepEncoder.d_hidden": 128,
+            "FFTstepEncoder.d_output": 64,
+            "Actor.d_hidden": 128,
+            "NCritics.d_hidden": 128,
+            "Agent.online_coeff": 0.0,
+            "Agent.offline_coeff": 1.0,
+            # The filter needs critics that are right within some thousand updates.
+            "Agent.gamma": 0.99,
+            "Agent.tau": 0.01,
+            "Agent.reward_multiplier": 1.0,
+        },
     },
 }
 
