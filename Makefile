@@ -61,17 +61,17 @@ $(INSTALLED): pyproject.toml constraints.txt $(PACKAGE_PATHS:%=%/pyproject.toml)
 	$(BIN)/python -m pip install -qq -c constraints.txt --group dev $(PACKAGE_PATHS:%=-e %)
 	touch $@
 
-train: setup  ## train the quickstart (MetaFrozenLake) into runs/quickstart
-	$(BIN)/amago-run train --overwrite $(ARGS)
+train: setup  ## train the quickstart (MetaFrozenLake) into runs/quickstart, or continue it
+	$(BIN)/amago-run train $(or $(ARGS),--auto-resume)
 
 # Previous action and reward are one step of memory, enough to adapt a little, so they are hidden from the control.
 train-control: setup runs/quickstart/summary.json  ## train the quickstart without memory, plot both in docs/quickstart.png
-	$(BIN)/amago-run train --overwrite --run-name quickstart-control \
-		--traj-encoder ff --set FFTstepEncoder.hide_rl2s=True $(ARGS)
+	$(BIN)/amago-run train --run-name quickstart-control \
+		--traj-encoder ff --set FFTstepEncoder.hide_rl2s=True $(or $(ARGS),--auto-resume)
 	$(BIN)/amago-run compare quickstart quickstart-control --out docs/quickstart.png
 
 runs/quickstart/summary.json: | setup
-	$(BIN)/amago-run train --overwrite $(ARGS)
+	$(BIN)/amago-run train $(or $(ARGS),--auto-resume)
 
 test: setup  ## tests except long trainings and GPU tests
 	$(PYTEST) -m 'not slow and not gpu' $(ARGS)

@@ -110,6 +110,7 @@ def test_run_json_names_versions_specs_classes_and_seed(make_experiment: MakeExp
     assert record.seed == 7
     assert {"amago-runner", "torch", "python"} <= set(record.packages)
     assert record.environment == {"id": "memory", "args": {"horizon": 6}}
+    assert record.env_names == sorted(set(experiment.val_envs.env_names))
     assert record.specs["observation"] == {"observation": {"shape": [3], "dtype": "float32"}}
     assert record.specs["action"] == {"kind": "discrete", "sizes": [2], "low": None, "high": None}
     assert record.arguments["agent_type"] == {"import": "amago.agent.agent:Agent"}

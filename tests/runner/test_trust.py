@@ -55,6 +55,17 @@ def test_a_module_is_not_imported_before_it_is_trusted(
         decode({"import": "my_parts:Net"})
 
 
+def test_a_trusted_module_may_define_configurables_while_gin_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_gin: None
+) -> None:
+    (tmp_path / "my_layers.py").write_text("import gin\n@gin.configurable\nclass MyLayer: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gin.finalize()
+    with trusting("my_layers"):
+        assert decode({"import": "my_layers:MyLayer"}).__name__ == "MyLayer"
+    assert gin.config_is_locked()
+
+
 def test_parts_of_amago_are_loaded(clean_gin: None) -> None:
     assert decode({"import": "amago.agent.agent:Agent"}) is Agent
     assert decode({"import": "amago.nets.cnn:IMPALAishCNN"}) is IMPALAishCNN

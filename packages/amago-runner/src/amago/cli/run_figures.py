@@ -309,11 +309,8 @@ def _environment(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     description = record.get("environment") or {}
     name = summary.get("env") or description.get("name")
     arguments = summary.get("env_args") or description.get("args") or {}
-    if name is None:  # a run from Python: the import path of what makes its environments
-        maker = (record.get("arguments") or {}).get("make_train_env")
-        maker = maker[0] if isinstance(maker, list) and maker else maker
-        path = maker.get("import") or maker.get("object", [""])[0] if isinstance(maker, dict) else ""
-        name = str(path).rpartition(":")[2] or "environment"
+    if name is None:  # a run from Python that has not ended
+        name = ", ".join(record.get("env_names") or ["environment"])
     texts = ", ".join(f"{key}={value}" for key, value in arguments.items())
     return f"{name} ({texts})" if texts else str(name)
 

@@ -173,6 +173,7 @@ def _scripts_experiment(
 
 def _learn_and_evaluate(experiment: Experiment, console: Console, plan: RunPlan | None) -> Summary:
     """Trains, evaluates what amago-run has started, and returns the summary."""
+    resume = "--resume instead of --overwrite" if experiment.overwrite else "--resume"
     try:
         with problems_named(experiment.run_dir):
             experiment.start()
@@ -188,11 +189,11 @@ def _learn_and_evaluate(experiment: Experiment, console: Console, plan: RunPlan 
         assert summary is not None
         return summary
     except RunStopped:
-        console.print("The same command with --resume continues the run.")
+        console.print(f"The same command with {resume} continues the run.")
         raise
     except KeyboardInterrupt:
         console.print(
-            "Stopped. The same command with --resume continues from the last checkpoint."
+            f"Stopped. The same command with {resume} continues from the last checkpoint."
             if has_checkpoint(experiment.run_dir)
             else "Stopped before the first checkpoint. The same command with --overwrite starts again."
         )

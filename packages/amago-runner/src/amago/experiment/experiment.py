@@ -195,6 +195,7 @@ class Experiment(ExperimentConfig):
                 seed=self.streams.seed,
                 env=self,
                 spaces=self.val_envs.call_wait()[0],
+                env_names=self.val_envs.env_names,
             )
             write_config_text(self)
         self._notify("on_start")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class RunRecord:
             of older versions.
         arguments: Arguments of the Experiment as JSON.
         gin: gin bindings as JSON.
+        env_names: Names of the validation environments; empty in files of older versions.
         unwritable: Values that could not be saved: reasons by "gin.{key}", "arguments.{name}" or "experiment".
     """
 
@@ -91,6 +92,7 @@ class RunRecord:
     created: float
     experiment: str | None
     spaces: dict[str, Any] | None = None
+    env_names: list[str] = field(default_factory=list)
 
     def bind_gin(self) -> None:
         """Restores the gin bindings of the run.
@@ -227,6 +229,7 @@ def write_run(
     seed: int,
     env: HasSpaces,
     spaces: dict[str, Any] | None = None,
+    env_names: Iterable[str] = (),
 ) -> None:
     """Writes `run.json` into the run's folder.
 
@@ -237,6 +240,7 @@ def write_run(
         seed: Its seed.
         env: An environment of the run, for the agent's spaces.
         spaces: The environment's own spaces, `AMAGOEnv.spaces_as_json`.
+        env_names: Names of the validation environments.
     """
     gin_json, gin_unwritable = bindings_as_json()
     arguments, arguments_unwritable = _arguments_as_json(config)
@@ -254,6 +258,7 @@ def write_run(
         "seed": seed,
         "packages": installed_versions(),
         "environment": None if config.env_description is None else dict(config.env_description),
+        "env_names": sorted(set(env_names)),
         "specs": {name: _spec_as_json(space) for name, space in agent_spaces.items()},
         "spaces": spaces,
         "experiment": experiment,
@@ -274,9 +279,9 @@ def readable_config(config: ExperimentConfig, seed: int) -> dict[str, Any]:
     gin settings as "Selector.parameter", arguments as "Experiment.argument", and versions of packages.
     """
     arguments = {
-        f"Experiment.{field.name}": as_readable_json(getattr(config, field.name))
-        for field in fields(config)
-        if field.name not in ("callbacks", "resume")
+        f"Experiment.{each.name}": as_readable_json(getattr(config, each.name))
+        for each in fields(config)
+        if each.name not in ("callbacks", "resume")
     }
     return {
         **gin_as_wandb_config(),
@@ -329,14 +334,14 @@ def installed_versions() -> dict[str, str]:
 def _arguments_as_json(config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, str]]:
     written: dict[str, Any] = {}
     unwritable: dict[str, str] = {}
-    for field in fields(config):
-        if field.name in _NOT_RECORDED:
+    for each in fields(config):
+        if each.name in _NOT_RECORDED:
             continue
-        value = getattr(config, field.name)
+        value = getattr(config, each.name)
         try:
-            written[field.name] = _encode_argument(field.name, value)
+            written[each.name] = _encode_argument(each.name, value)
         except NotWritableError as error:
-            unwritable[field.name] = str(error)
+            unwritable[each.name] = str(error)
     return written, unwritable
 
 

@@ -80,7 +80,8 @@ def load_by_name(name: str) -> Any:
     module, _, qualified = name.partition(":")
     require_trusted_module(module, name)
     gin_config.add_working_folder_to_path()
-    target = functools.reduce(getattr, qualified.split("."), import_module(module))
+    with gin_config.unlocked():  # the module may define configurables
+        target = functools.reduce(getattr, qualified.split("."), import_module(module))
     home = str(getattr(target, "__module__", ""))  # where it is defined; the module may only import it
     if _is_within(home, _trusted.get()) or (_is_within(home, ("amago",)) and _is_part(target)):
         return target
