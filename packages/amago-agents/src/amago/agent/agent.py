@@ -336,7 +336,8 @@ class Agent(BaseAgent):
         """
         grad = self.online_coeff > 0
         action = self.return_head.policy_actions(dist, self.num_actions_for_value_in_actor_loss, grad=grad)
-        with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        # `set_grad_enabled(grad)` fails in torch.compile, for which `online_coeff` is a symbol once it has changed.
+        with contextlib.nullcontext() if grad else torch.no_grad():
             return self.return_head.policy_values(self.critics, recorded, t.state, action)
 
     def _filter_weights(
