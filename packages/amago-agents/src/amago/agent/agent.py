@@ -336,7 +336,7 @@ class Agent(BaseAgent):
         """
         grad = self.online_coeff > 0
         action = self.return_head.policy_actions(dist, self.num_actions_for_value_in_actor_loss, grad=grad)
-        # `set_grad_enabled(grad)` fails in torch.compile, for which `online_coeff` is a symbol once it has changed.
+        # torch.compile fails at `set_grad_enabled(grad)` after a change of `online_coeff`, then a symbol for it.
         with contextlib.nullcontext() if grad else torch.no_grad():
             return self.return_head.policy_values(self.critics, recorded, t.state, action)
 
