@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.updates
     .venv/bin/python -m benchmarks.updates --against ../other-checkout --rounds 3
+    .venv/bin/python -m benchmarks.updates --compile --sizes small middle
 
 24 sequences of up to 46 timesteps (128 for the large size). A varying number of timesteps is padding: as from a
 replay buffer, every batch has another number of transitions. Each row is measured in a process of its own, with
@@ -9,7 +10,11 @@ sleeping OpenMP threads as in `amago-run`, and with as many threads as the check
 loss of one batch, in eval mode and over all critics, is computed by the chosen backends and by the reference
 backends; both must agree.
 
-Rows go to benchmarks/results/updates.csv.
+With --compile, each batch trains the agent and then a copy whose loss is compiled, so that both meet the same
+load. The time of the copy's first ten updates depends on torch's cache of compiled code: TORCHINDUCTOR_CACHE_DIR
+names the cache's folder, empty for the first run on a machine.
+
+Rows go to benchmarks/results/updates.csv, and those of --compile to compile.csv.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "updates.csv"
+COMPILED_RESULTS = RESULTS.with_name("compile.csv")
 SIZES = {"small": (64, 2, 46), "middle": (128, 3, 46), "large": (256, 3, 128)}  # width, layers, timesteps
 AGENTS = ("Agent", "MultiTaskAgent")
 ENCODERS = ("TformerTrajEncoder", "GRUTrajEncoder", "FFTrajEncoder")
@@ -35,7 +41,9 @@ ROWS, OBS_DIM, ACTIONS = 24, 8, 5
 WARM_UP, FEWEST = 10, 10  # updates
 
 
-def measure(size: str, agent_name: str, encoder: str, seconds: float) -> dict[str, Any]:
+def measure(
+    size: str, agent_name: str, encoder: str, seconds: float, with_compiled: bool = False
+) -> dict[str, Any]:
     """Updates per second, threads and loss; run in a process of its own, with the code of either checkout."""
     import torch
     import torch.nn.functional as F
@@ -110,27 +118,47 @@ def measure(size: str, agent_name: str, encoder: str, seconds: float) -> dict[st
         reference = loss()
     if hasattr(learners, "threads_for"):
         torch.set_num_threads(learners.threads_for(agent, ROWS * timesteps))
-    optimizer = learners.make_adamw(agent.trainable_params, 1e-4, 1e-3, torch.device("cpu"))
-    learner = learners.Learner(
-        agent,
-        optimizer,
-        Processes(make_accelerator()),
-        lr_schedule=get_constant_schedule_with_warmup(optimizer, 500),
-        grad_clip=1.0,
-        batches_per_update=1,
-        autocast=False,
-        compile_loss=False,
-        max_nonfinite=10,
-        bad_batch_dir=Path(tempfile.gettempdir()),
-    )
-    times: list[float] = []
+
+    def make_learner(compiled: bool) -> Any:
+        trained = copy.deepcopy(agent) if compiled else agent
+        optimizer = learners.make_adamw(trained.trainable_params, 1e-4, 1e-3, torch.device("cpu"))
+        return learners.Learner(
+            trained,
+            optimizer,
+            Processes(make_accelerator()),
+            lr_schedule=get_constant_schedule_with_warmup(optimizer, 500),
+            grad_clip=1.0,
+            batches_per_update=1,
+            autocast=False,
+            compile_loss=compiled,
+            max_nonfinite=10,
+            bad_batch_dir=Path(tempfile.gettempdir()),
+        )
+
+    turns: list[tuple[Any, list[float]]] = [(make_learner(False), [])]
+    if with_compiled:
+        turns.append((make_learner(True), []))
+    times = turns[0][1]
     while sum(times) < seconds or len(times) < WARM_UP + FEWEST:
         batch = make_batch()
-        start = time.perf_counter()
-        learner.train_batch(batch, log_step=False)
-        times.append(time.perf_counter() - start)
-    return {
-        "updates_per_s": 1.0 / statistics.median(times[WARM_UP:]),
+        for learner, spent in turns:
+            start = time.perf_counter()
+            learner.train_batch(batch, log_step=False)
+            spent.append(time.perf_counter() - start)
+    medians = [statistics.median(spent[WARM_UP:]) for _, spent in turns]
+    compiled: dict[str, Any] = {}
+    if with_compiled:
+        from torch._dynamo.utils import counters
+
+        compiled = {
+            "compiled_updates_per_s": 1.0 / medians[1],
+            "warm_up_s": sum(turns[1][1][:WARM_UP]),
+            "graphs": counters["stats"]["unique_graphs"],
+            "graph_breaks": sum(counters["graph_break"].values()),
+            "from_cache": counters["inductor"]["fxgraph_cache_hit"] > 0,
+        }
+    return compiled | {
+        "updates_per_s": 1.0 / medians[0],
         "threads": torch.get_num_threads(),
         "loss": ours,
         "reference_loss": reference,
@@ -165,6 +193,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, per row and round")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))
+    parser.add_argument("--compile", action="store_true", help="in turns with a compiled loss")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:
@@ -172,6 +201,14 @@ def main() -> None:
         return
     from benchmarks.machine import ROOT, append, describe
 
+    if arguments.compile:
+        for size, agent in itertools.product(arguments.sizes, arguments.agents):
+            result = measure_in(ROOT, size, agent, ENCODERS[0], arguments.seconds, True)
+            row = {"size": size, "agent": agent, "encoder": ENCODERS[0]}
+            row |= {name: f"{value:.4g}" for name, value in result.items()}
+            print(row, flush=True)
+            append(COMPILED_RESULTS, row | describe())
+        return
     checkouts = {"this": ROOT} | ({"other": arguments.against.resolve()} if arguments.against else {})
     for size, agent, encoder in itertools.product(arguments.sizes, arguments.agents, ENCODERS):
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}

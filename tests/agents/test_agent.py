@@ -179,6 +179,21 @@ def test_acting_in_another_thread_does_not_change_training(make_agent, make_batc
         thread.join()
 
 
+def test_the_loss_compiles_as_one_graph_for_batches_of_any_size_and_new_coefficients(make_agent, make_batch):
+    torch.manual_seed(0)
+    agent = make_agent(encoder="transformer", num_critics_td=4).eval()
+    compiled = torch.compile(agent, backend="eager", fullgraph=True)
+    for online_coeff, lengths in [(1.0, (9, 7, 6)), (0.0, (8, 8, 2)), (0.5, (9, 5, 4))]:
+        agent.online_coeff = online_coeff
+        batch = make_batch(lengths=lengths)
+        batch.flat_idxs = batch.real_transitions()
+        losses = []
+        for loss in (copy.deepcopy(agent), compiled):  # a loss moves PopArt's statistics
+            torch.manual_seed(1)
+            losses.append(loss(batch, log_step=False))
+        torch.testing.assert_close(*losses)
+
+
 @pytest.mark.parametrize("kind", SPACES)
 def test_actions_have_the_form_that_environments_take(make_agent, kind):
     torch.manual_seed(0)

@@ -61,3 +61,20 @@ def test_a_mask_belongs_to_its_thread():
         thread.join()
         assert current_timestep_mask() is ours
     assert seen == [None]
+
+
+def test_a_compiled_function_is_compiled_again_for_masks_of_another_size():
+    def total(x, mask):
+        with timestep_mask(mask):
+            return torch.where(current_timestep_mask(), x, 0.0).sum()
+
+    compiled = torch.compile(total, backend="eager", fullgraph=True)
+    totals = []
+
+    def call():
+        totals.extend(compiled(torch.ones(n), torch.ones(n, dtype=torch.bool)).item() for n in (2, 3, 4))
+
+    thread = threading.Thread(target=call)  # one without a mask so far
+    thread.start()
+    thread.join()
+    assert totals == [2.0, 3.0, 4.0]

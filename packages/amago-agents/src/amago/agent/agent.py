@@ -336,7 +336,8 @@ class Agent(BaseAgent):
         """
         grad = self.online_coeff > 0
         action = self.return_head.policy_actions(dist, self.num_actions_for_value_in_actor_loss, grad=grad)
-        with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        # torch.compile fails at `set_grad_enabled(grad)` after a change of `online_coeff`, then a symbol for it.
+        with contextlib.nullcontext() if grad else torch.no_grad():
             return self.return_head.policy_values(self.critics, recorded, t.state, action)
 
     def _filter_weights(

@@ -21,8 +21,10 @@ MAGIC_PAD_VAL = 4.0
 class _ThreadState(threading.local):
     """The mask of the forward pass that runs in this thread."""
 
-    # torch.compile traces thread-local attributes, but not context variables.
-    mask: Tensor | None = None
+    # torch.compile traces thread-local attributes, but not context variables; and it fails at the second
+    # compilation if the first one finds the attribute in the class and writes it to the instance.
+    def __init__(self) -> None:
+        self.mask: Tensor | None = None
 
 
 _state = _ThreadState()

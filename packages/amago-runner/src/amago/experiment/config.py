@@ -118,7 +118,8 @@ class ExperimentConfig:
         seed: Seed of all random number generators of the run. Drawn if None.
         resume: Let `start()` continue from the run's last checkpoint. "auto" does so if there is one, and starts a
             new run otherwise, so that a job that is started again needs no other arguments.
-        compile: Compile the agent's loss with `torch.compile`; "auto" does so on CUDA.
+        compile: Compile the agent's loss with `torch.compile`. "auto" does so on CUDA, where no gain has been
+            measured yet, and never on a CPU, where compiling takes a minute or two and the updates are slower.
         envs_per_worker: Environments per worker process. Defaults to an even distribution over the CPU cores.
         env_timeout: Seconds within which a worker process must create, reset or step its environments. No limit
             if None.
