@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ class RolloutBetween:
         with self.rollout.acting():
             try:
                 for number in itertools.count(1):
-                    self._begin_until(self.timesteps * min(number, count) // count)
+                    self._begin_until(math.ceil(self.timesteps * min(number, count) / count))
                     item = next(items, None)
                     if item is None:
                         break
@@ -73,8 +74,10 @@ class RolloutBetween:
 
     def _begin_until(self, due: int) -> None:
         """Begins steps until `due` of them are begun; the last one is left running."""
-        while self._begun < due and not (self._stop is not None and self._stop()):
+        while self._begun < due:
             self._finish()
+            if self._stop is not None and self._stop():
+                return
             with self._recorded_or_restarted():
                 self.rollout.begin_step(self._sample)
                 self._begun, self._is_running = self._begun + 1, True
