@@ -5,7 +5,7 @@
 
 Environments in 4 worker processes sleep for 5 ms in every step, as one that waits for something else, or compute
 for 2 ms; the quickstart's environment steps in the main process. An epoch makes 60 updates of a small agent, and
-collects 15, 60 or 120 steps per actor. Every run is a process of its own; runs with and without overlap take turns.
+collects 15, 60 or 120 steps per actor. Each run is a process of its own; with and without overlap they take turns.
 Seconds are medians of whole epochs after the first one, which collects before it learns. In "waits" of them the
 main process waits for environments. Medians over the rounds are appended to benchmarks/results/overlap.csv.
 """

@@ -14,11 +14,14 @@ import torch
 from tests.runner.conftest import MemoryEnv
 from tests.runner.ranks import finish, start_ranks
 from tests.runner.test_stopping import Signals, learn
+from typer.testing import CliRunner
 
+from amago.cli.app import app
 from amago.cli_utils import switch_async_mode
 from amago.envs import AMAGOEnv
 from amago.envs.vector import EnvWorkerError
 from amago.experiment import Callback, Experiment, RunStopped
+from amago.experiment.rollout import Rollout
 from amago.experiment.rollout_between import RolloutBetween
 from amago.hindsight import trajectory_length
 from amago.loading import BatchLoader, DiskTrajDataset, DoNothingDataset
@@ -53,7 +56,9 @@ class Order(Callback):
 
 def recorded_steps(experiment: Experiment) -> int:
     assert experiment.dataset is not None
-    return sum(trajectory_length(path) for path in experiment.dataset.save_new_trajs_to.iterdir())
+    folder = experiment.dataset.save_new_trajs_to
+    assert folder is not None
+    return sum(trajectory_length(path) for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -221,7 +226,9 @@ def test_fewer_items_than_announced_take_all_steps(make_experiment: MakeExperime
     experiment.collect_new_training_data()
     assert experiment.collector is not None
     steps: list[int] = []
-    between = RolloutBetween(experiment.collector._rollout, 10, progress=steps.append)
+    rollout = experiment.collector._rollout
+    assert isinstance(rollout, Rollout)
+    between = RolloutBetween(rollout, 10, progress=steps.append)
     assert list(between.spread_over(iter("ab"), 5)) == ["a", "b"]
     assert steps == 10 * [3]
 
@@ -291,6 +298,19 @@ def test_a_process_of_its_own_role_is_refused(make_experiment: MakeExperiment, m
     experiment = switch_async_mode(make_experiment(**OVERLAP), mode)
     with pytest.raises(ValueError, match=f"overlap_collection is True, but this run is only a {mode}"):
         experiment.start()
+
+
+@pytest.mark.parametrize(
+    "command", [["launch"], ["train", "--mode", "learn"], ["train", "--mode", "collect"]]
+)
+def test_commands_with_separate_processes_refuse_it(
+    tmp_path: Path, clean_gin: None, command: list[str]
+) -> None:
+    options = ["--run-dir", str(tmp_path), "--set", "Experiment.overlap_collection=True"]
+    result = CliRunner().invoke(app, [*command, *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "overlap_collection is True, but this run is only a" in result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_experiment_of_no_epoch_may_have_it(make_experiment: MakeExperiment) -> None:

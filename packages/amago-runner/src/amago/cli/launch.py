@@ -14,7 +14,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from amago.cli.build import bind_gin, build_agent, build_experiment, plan_recorded_run, plan_run
+from amago.cli.build import (
+    bind_gin,
+    build_agent,
+    build_experiment,
+    plan_recorded_run,
+    plan_run,
+    switch_mode,
+)
 from amago.cli.environments import named_module
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
@@ -27,7 +34,6 @@ from amago.cli.run_folders import (
     recorded_recipe,
     require_run_folder,
 )
-from amago.cli_utils import switch_async_mode
 from amago.distributed.launch import Launch, LocalLaunch
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
@@ -80,10 +86,7 @@ def launch_run(
     build_agent(plan)  # A wrong setting ends here, and not in every process.
     if plan.facts.kind == "offline":
         raise UsageProblem("an offline dataset needs no collectors: use train.", "ENV")
-    try:
-        switch_async_mode(build_experiment(plan, folder), "learn").validate()
-    except ValueError as error:
-        raise UsageProblem(str(error), "launch") from error
+    switch_mode(build_experiment(plan, folder), "learn")
     if not is_resumed:
         require_run_folder(folder)
         with problems_named(folder):
