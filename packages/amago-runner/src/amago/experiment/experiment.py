@@ -1005,11 +1005,14 @@ class Experiment(ExperimentConfig):
         self.times.lap("other")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.streams.learning(self._stream_key))
-            loaded = self.train_dloader.epoch(epoch, only_files_of_now=collect is not None)
-            batches: Iterator[Batch] = itertools.islice(loaded, done, None)
-            if collect is not None:
+            if collect is None:
+                batches: Iterator[Batch] = itertools.islice(self.train_dloader.epoch(epoch), done, None)
+            else:
+                loaded = self.train_dloader.epoch(epoch, only_files_of_now=True)
                 self.processes.wait()  # until all have listed the files
-                collecting = collect(batches, self.train_batches_per_epoch - done)
+                collecting = collect(
+                    itertools.islice(loaded, done, None), self.train_batches_per_epoch - done
+                )
                 batches = stack.enter_context(contextlib.closing(collecting))
             for batch in batches:
                 self.times.lap("loading")
