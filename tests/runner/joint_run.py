@@ -1,6 +1,7 @@
-"""One run in several processes: python joint_run.py FOLDER EPOCHS SHARDED RESUME [RANK].
+"""One run in several processes: python joint_run.py FOLDER EPOCHS SHARDED RESUME [RANK [overlap]].
 
-In the process RANK, the third batch of the second epoch sends SIGTERM. Each process writes result_RANK.json.
+In the process RANK, the third batch of the second epoch sends SIGTERM; -1 is none. Each process writes
+result_RANK.json.
 """
 
 import json
@@ -38,7 +39,7 @@ def make_env() -> AMAGOEnv:
     return AMAGOEnv(gymnasium.make("CartPole-v1"), env_name="CartPole")
 
 
-def main(root: Path, epochs: int, sharded: bool, resume: bool, stop: int | None) -> None:
+def main(root: Path, epochs: int, sharded: bool, resume: bool, stop: int, overlap: bool) -> None:
     use_config(
         {
             "FFTstepEncoder.d_hidden": 16,
@@ -80,7 +81,8 @@ def main(root: Path, epochs: int, sharded: bool, resume: bool, stop: int | None)
         resume=resume,
         verbose=False,
         fsdp=sharded,
-        callbacks=[] if stop is None else [Stop(stop)],
+        overlap_collection=overlap,
+        callbacks=[Stop(stop)],
     )
     experiment.start()
     experiment.learn()
@@ -88,13 +90,19 @@ def main(root: Path, epochs: int, sharded: bool, resume: bool, stop: int | None)
     result = {
         "weights": {name: float(x.double().sum()) for name, x in weights.items()},
         "updates": experiment.counters.gradient_steps,
+        "env_steps": experiment.counters.env_steps,
     }
     (root / f"result_{experiment.processes.rank}.json").write_text(json.dumps(result))
     experiment.close()
 
 
 if __name__ == "__main__":
-    folder, length, is_sharded, is_resumed, *rank = sys.argv[1:]
+    folder, length, is_sharded, is_resumed, rank, *overlaps = [*sys.argv[1:], "-1"][:6]
     main(
-        Path(folder), int(length), is_sharded == "True", is_resumed == "True", int(rank[0]) if rank else None
+        Path(folder),
+        int(length),
+        is_sharded == "True",
+        is_resumed == "True",
+        int(rank),
+        overlaps == ["overlap"],
     )

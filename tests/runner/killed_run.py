@@ -2,6 +2,8 @@
 
     python killed_run.py FOLDER ENV_MODE KILLS SEED
 
+ENV_MODE is "sync", "async", or "overlap": async with `overlap_collection`.
+
 It trains the same run once more without a kill, prints what happened, and exits with 1 unless weights, counters
 and metrics are the same. Lives are forked, so that none has to import torch again.
 """
@@ -46,7 +48,8 @@ def train(root: Path, env_mode: str, epochs: int) -> None:
         make_train_env=make_memory_env,
         make_val_env=make_memory_env,
         parallel_actors=3,
-        env_mode=env_mode,
+        env_mode="sync" if env_mode == "sync" else "async",
+        overlap_collection=env_mode == "overlap",
         verbose=False,
         dloader_workers=0 if env_mode == "sync" else 1,
         epochs=epochs,

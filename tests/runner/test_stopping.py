@@ -199,7 +199,7 @@ def killed(folder: Path, env_mode: str, kills: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("env_mode", ["sync", "async"])
+@pytest.mark.parametrize("env_mode", ["sync", "async", "overlap"])
 def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_never_killed(
     tmp_path: Path, env_mode: str
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_never
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("env_mode", ["sync", "async"])
+@pytest.mark.parametrize("env_mode", ["sync", "async", "overlap"])
 def test_a_run_that_is_killed_20_times_ends_with_the_weights_of_one_never_killed(
     tmp_path: Path, env_mode: str
 ) -> None:

@@ -28,6 +28,7 @@ from amago.cli.options import OPTIONS, UsageProblem, option_name, split_assignme
 from amago.cli.recipe import QUICKSTART, Recipe, recipe_for
 from amago.cli_utils import (
     switch_agent,
+    switch_async_mode,
     switch_exploration,
     switch_traj_encoder,
     switch_tstep_encoder,
@@ -371,3 +372,12 @@ def build_experiment(
         return Experiment(**arguments)
     except ValueError as error:
         raise UsageProblem(str(error), "train") from error
+
+
+def switch_mode(experiment: Experiment, mode: str) -> Experiment:
+    """As `switch_async_mode`; raises a UsageProblem for a setting that the mode refuses."""
+    try:
+        switch_async_mode(experiment, mode).validate()
+    except ValueError as error:
+        raise UsageProblem(str(error), "the settings") from error
+    return experiment

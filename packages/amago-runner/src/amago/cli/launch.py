@@ -14,7 +14,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from amago.cli.build import bind_gin, build_agent, plan_recorded_run, plan_run
+from amago.cli.build import (
+    bind_gin,
+    build_agent,
+    build_experiment,
+    plan_recorded_run,
+    plan_run,
+    switch_mode,
+)
 from amago.cli.environments import named_module
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
@@ -81,6 +88,7 @@ def launch_run(
     build_agent(plan)  # A wrong setting ends here, and not in every process.
     if plan.facts.kind == "offline":
         raise UsageProblem("an offline dataset needs no collectors: use train.", "ENV")
+    switch_mode(build_experiment(plan, folder), "learn")
     if not is_resumed:
         require_run_folder(folder)
         with problems_named(folder):

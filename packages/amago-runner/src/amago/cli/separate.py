@@ -13,12 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from amago.cli.build import RunPlan, bind_gin, build_experiment, plan_recorded_run, plan_run
+from amago.cli.build import RunPlan, bind_gin, build_experiment, plan_recorded_run, plan_run, switch_mode
 from amago.cli.environments import named_module
 from amago.cli.options import UsageProblem, option_name
 from amago.cli.recipe import FIXED_WHEN_RESUMED
 from amago.cli.run_folders import RUN_FILE, recorded_recipe
-from amago.cli_utils import switch_async_mode
 from amago.experiment import Callback, Experiment
 from amago.experiment.run_json import read_run
 from amago.experiment.trusted import trusting
@@ -83,4 +82,4 @@ def build_collector(
     # The learner evaluates once more at the end, so the rate of learning is not a collector's matter.
     plan = dataclasses.replace(plan, recipe=plan.recipe.updated(lr_end=1.0))
     experiment = build_experiment(plan, folder, log_to_wandb=log_to_wandb, callbacks=callbacks)
-    return switch_async_mode(experiment, "collect")
+    return switch_mode(experiment, "collect")

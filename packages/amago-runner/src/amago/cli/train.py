@@ -18,6 +18,7 @@ from amago.cli.build import (
     changed_arguments,
     plan_recorded_run,
     plan_run,
+    switch_mode,
 )
 from amago.cli.environments import named_module, resolve_environment
 from amago.cli.evaluate import evaluate_fresh_episodes
@@ -32,7 +33,6 @@ from amago.cli.run_folders import (
     recorded_recipe,
     require_run_folder,
 )
-from amago.cli_utils import switch_async_mode
 from amago.experiment import Callback, Experiment
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.run_folder import PICTURE_FILE, SUMMARY_FILE
@@ -100,7 +100,7 @@ def train_run(
                 callbacks=callbacks,
             )
             if only_learn:
-                switch_async_mode(experiment, "learn")
+                switch_mode(experiment, "learn")
     try:
         experiment.check_loggers()
     except (ImportError, RuntimeError) as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from amago.envs.vector import SplitVectorEnv, VectorEnv
 from amago.experiment.config import ExperimentConfig
 from amago.experiment.random_streams import RandomStreams
 from amago.experiment.rollout import ActingPolicy, Rollout
+from amago.experiment.rollout_between import RolloutBetween
 from amago.experiment.split_rollout import SplitRollout
 from amago.tracking import TimeBreakdown
+
+T = TypeVar("T")
 
 
 class Collector:
@@ -68,6 +71,11 @@ class Collector:
         self._rollout.hidden_state = hidden_state
 
     @property
+    def stats(self) -> EpisodeStats:
+        """Statistics of the episodes that finished in the last collection."""
+        return self._rollout.stats
+
+    @property
     def refused_segments(self) -> int:
         """Trajectories of this object that were not saved because a number in them is not finite."""
         return 0 if self.recorder is None else self.recorder.refused_segments
@@ -107,16 +115,11 @@ class Collector:
         Raises:
             TrajectoryWriteError: a trajectory could not be written; it is retried with the next ones.
         """
-        rollout = self._rollout
-        self._times.lap("other")
-        if self.reset_due or not rollout.started:
-            rollout.reset(seed=self._streams.env_seed(epoch))
-            self.reset_due = False
+        self._begin(epoch)
         if hidden_state is not None:
-            rollout.hidden_state = hidden_state
-        rollout.stats = EpisodeStats()
+            self._rollout.hidden_state = hidden_state
         with self._streams.acting(epoch):
-            rollout.run(
+            self._rollout.run(
                 timesteps=timesteps,
                 episodes=episodes,
                 sample=sample,
@@ -124,11 +127,45 @@ class Collector:
                 progress=progress,
                 stop=stop,
             )
+        self._flush()
+        return self._rollout.stats
+
+    def collect_between(
+        self,
+        items: Iterator[T],
+        count: int,
+        epoch: int,
+        *,
+        timesteps: int,
+        sample: bool = True,
+        progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Generator[T]:
+        """As `collect`, but spread over the `count` items that it yields; see `RolloutBetween`.
+
+        Actions are drawn from torch's generator as it is then. `stats` are complete after the last item.
+        """
+        if isinstance(self._rollout, SplitRollout):
+            raise TypeError("envs is a SplitVectorEnv, which only collect supports: pass a VectorEnv")
+        self._begin(epoch)
+        between = RolloutBetween(self._rollout, timesteps, sample=sample, progress=progress, stop=stop)
+        yield from between.spread_over(items, count)
+        self._flush()
+
+    def _begin(self, epoch: int) -> None:
+        """Resets the environments if that is due, and starts new statistics."""
+        self._times.lap("other")
+        if self.reset_due or not self._rollout.started:
+            self._rollout.reset(seed=self._streams.env_seed(epoch))
+            self.reset_due = False
+        self._rollout.stats = EpisodeStats()
+
+    def _flush(self) -> None:
+        """Waits until finished trajectories are on disk."""
         self._times.lap("other")
         if self.recorder is not None:
             self.recorder.flush()
         self._times.lap("recording")
-        return rollout.stats
 
     def state_dict(self) -> dict[str, Any]:
         """State of exploration and recorder, JSON-serializable.

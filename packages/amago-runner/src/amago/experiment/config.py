@@ -125,6 +125,10 @@ class ExperimentConfig:
             if None.
         double_buffer: Split the actors into two halves and compute the actions of one half while the
             environments of the other half step, during data collection. Needs `env_mode="async"`.
+        overlap_collection: Collect during the updates of an epoch instead of before them: environments in worker
+            processes step while the agent learns. It is another algorithm: updates see the data of earlier epochs
+            only, which were collected by the policies at the start of these. An epoch whose dataset is not ready,
+            such as the first, collects before it learns.
         callbacks: List of `amago.experiment.Callback` objects.
         dset_root: Parent folder of the DiskTrajDataset that is created if `dataset` is None.
         dset_name: Name of that dataset.
@@ -202,6 +206,7 @@ class ExperimentConfig:
     envs_per_worker: Size | None = None
     env_timeout: Annotated[float, Ge(0.001)] | None = 600.0
     double_buffer: bool = False
+    overlap_collection: bool = False
     callbacks: Sequence[Callback] = ()
     dset_root: str | os.PathLike[str] | None = None
     dset_name: Name | None = None
@@ -344,6 +349,23 @@ class ExperimentConfig:
             raise ValueError(
                 "double_buffer is True, which needs env_mode='async' and at least 2 parallel_actors, not "
                 f"env_mode={self.env_mode!r} and {self.parallel_actors!r}"
+            )
+
+        if self.overlap_collection:
+            self._validate_overlap()
+
+    def _validate_overlap(self) -> None:
+        if self.double_buffer:
+            raise ValueError(
+                "overlap_collection and double_buffer are both True: environments step either during updates or "
+                "during the actions of the other half; set one to False"
+            )
+        if self.role in ("collector", "learner"):
+            names = ("train_timesteps_per_epoch", "start_collecting_at_epoch", "start_learning_at_epoch")
+            given = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+            raise ValueError(
+                f"overlap_collection is True, but this run is only a {self.role} ({given}), so nothing overlaps: "
+                "set it to False, or let one process collect and learn"
             )
 
     def _validate_types(self) -> None:

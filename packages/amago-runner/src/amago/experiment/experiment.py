@@ -15,7 +15,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +140,7 @@ class Experiment(ExperimentConfig):
         self.run_state = RunState()
         self._closing = contextlib.ExitStack()
         self._signals: StopSignals | None = None
-        self._whole_policy: BaseAgent | None = None  # acts instead of a sharded policy
+        self._acting_copy: BaseAgent | None = None  # acts instead of a sharded policy, or of one that learns
 
     def start(self) -> None:
         """Creates dataset, loader, environments, agent, optimizer, checkpoints and loggers.
@@ -263,8 +263,8 @@ class Experiment(ExperimentConfig):
         with self.streams.initializing():
             agent = self.init_agent()
         agent = agent.to(self.DEVICE)
-        if self.fsdp:
-            self._whole_policy = copy.deepcopy(agent)
+        if self.fsdp or self.overlap_collection:
+            self._acting_copy = copy.deepcopy(agent)
         self.policy_aclr = self.processes.wrap(agent, fsdp=self.fsdp)
         self.optimizer = self.init_optimizer(self.policy)
         self.lr_schedule = get_constant_schedule_with_warmup(self.optimizer, self.lr_warmup_steps)
@@ -284,7 +284,7 @@ class Experiment(ExperimentConfig):
             max_nonfinite=self.max_nonfinite_updates,
             bad_batch_dir=self.run_dir / "nonfinite",
         )
-        acting = ActingPolicy(self._whole_policy or self.policy, device=self.DEVICE, autocast=self._autocast)
+        acting = ActingPolicy(self._acting_copy or self.policy, device=self.DEVICE, autocast=self._autocast)
         self.evaluator = Evaluator(acting, self.streams)
         self.collector = None
         if self.train_envs is not None:
@@ -431,19 +431,23 @@ class Experiment(ExperimentConfig):
                 # A subclass may return nothing.
                 self.run_state.validation_return = (self.evaluate_val() or {}).get(RETURN_METRIC)
         part.evaluated = True
-        if not part.collected:
+        overlaps = self._overlaps(epoch)
+        if overlaps:
+            self._learn_and_collect(epoch)
+            self._end_collection()
+        elif not part.collected:
             if epoch >= self.start_collecting_at_epoch and self.train_timesteps_per_epoch > part.timesteps:
                 if self.role == "collector":
                     self._wait_for_learner()
                 self.collect_new_training_data()
             self._end_collection()
         part.collected = True
-        if epoch >= self.start_learning_at_epoch:
+        if epoch >= self.start_learning_at_epoch and not overlaps:
             if self._wait_until_ready():
                 self._learn_epoch(epoch)
             else:
                 warn_of_no_data(self)
-        self._log_epoch(before)
+        self._log_epoch(before, overlaps)
         is_last = epoch + 1 >= self.epochs
         with self.times.measure("checkpoint"):
             if is_due(epoch, self.ckpt_interval) or (is_last and self.ckpt_interval is not None):
@@ -506,7 +510,7 @@ class Experiment(ExperimentConfig):
         draw_learning_curve(self.run_dir)
         return summary
 
-    def _log_epoch(self, before: Counters) -> None:
+    def _log_epoch(self, before: Counters, overlaps: bool) -> None:
         """Logs the time breakdown, rates and counters of the epoch; `before` are the counters at its start.
 
         Called before the epoch's checkpoint, so that a run resumed from that has them. The checkpoint's time is
@@ -514,7 +518,9 @@ class Experiment(ExperimentConfig):
         """
         seconds, now = self.times.take(), self.counters
         env_steps, updates = now.env_steps - before.env_steps, now.gradient_steps - before.gradient_steps
-        per_second = rates(seconds, env_steps=env_steps, updates=updates, collects=self.collects)
+        per_second = rates(
+            seconds, env_steps=env_steps, updates=updates, collects=self.collects, overlaps=overlaps
+        )
         # Collectors write to the metrics of the run that they collect for.
         self.log({**seconds, **per_second}, "time" if self.learns else "time-collector")
         if self.learns:
@@ -527,8 +533,7 @@ class Experiment(ExperimentConfig):
             raise RuntimeError(
                 "there are no training environments, since this run was started not to collect"
             )
-        if self.epoch > 0 and is_due(self.epoch, self.force_reset_train_envs_every):
-            self.collector.reset_due = True
+        self._reset_train_envs_if_due()
         _, (returns, specials) = self.interact(
             self.train_envs,
             self.train_timesteps_per_epoch - self.run_state.in_epoch.timesteps,
@@ -538,6 +543,11 @@ class Experiment(ExperimentConfig):
         self._end_if_stopped()
         self.run_state.in_epoch.timesteps = 0  # the next call collects as many again
         self._report("train", returns, specials)
+
+    def _reset_train_envs_if_due(self) -> None:
+        if self.epoch > 0 and is_due(self.epoch, self.force_reset_train_envs_every):
+            assert self.collector is not None
+            self.collector.reset_due = True
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluates in the validation environments and logs under `val/`; returns the metrics."""
@@ -632,11 +642,8 @@ class Experiment(ExperimentConfig):
             The final hidden state, and the arguments of `policy_metrics`: returns and special metrics of the
             episodes that finished in this process.
         """
-        if self._whole_policy is not None:
-            self._whole_policy.load_state_dict(fsdp.whole(self.policy.state_dict()))
         section = "train" if envs is self.train_envs else "val" if envs is self.val_envs else "test"
-        total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
-        self._notify("on_rollout_start", section, total)
+        self._begin_rollout(section, timesteps)
         options: dict[str, Any] = {
             "timesteps": timesteps,
             "episodes": episodes,
@@ -667,6 +674,13 @@ class Experiment(ExperimentConfig):
         finally:
             if recorder is not None:
                 recorder.close()
+
+    def _begin_rollout(self, section: str, timesteps: int | None) -> None:
+        """Lets the current policy act, and tells callbacks."""
+        if self._acting_copy is not None:
+            self._acting_copy.load_state_dict(fsdp.whole(self.policy.state_dict()))
+        total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
+        self._notify("on_rollout_start", section, total)
 
     def train_step(self, batch: Batch, log_step: bool) -> dict[str, Any]:
         """Trains on one batch; the optimizer steps once per `batches_per_update` calls.
@@ -944,14 +958,64 @@ class Experiment(ExperimentConfig):
             self.counters.wall_seconds += now - self._wall_mark
             self._wall_mark = now
 
-    def _learn_epoch(self, epoch: int) -> None:
-        """Trains on `train_batches_per_epoch` batches, less those of this epoch before a stop."""
+    def _overlaps(self, epoch: int) -> bool:
+        """Whether what is left of an epoch collects during its updates, not before them."""
+        part = self.run_state.in_epoch
+        assert self.dataset is not None
+        return (
+            self.overlap_collection
+            and epoch >= max(self.start_collecting_at_epoch, self.start_learning_at_epoch)
+            and not part.collected
+            and part.timesteps < self.train_timesteps_per_epoch
+            and part.batches < self.train_batches_per_epoch
+            and self.processes.share(self.dataset.ready_for_training)
+        )
+
+    def _learn_and_collect(self, epoch: int) -> None:
+        """As `collect_new_training_data` and `_learn_epoch`, but with the steps between the updates."""
+        assert self.collector is not None
+        self._reset_train_envs_if_due()
+        timesteps = self.train_timesteps_per_epoch - self.run_state.in_epoch.timesteps
+        self._begin_rollout("train", timesteps)
+        collect = functools.partial(
+            self.collector.collect_between,
+            epoch=self._stream_key,
+            timesteps=timesteps,
+            sample=self.sample_actions_train,
+            progress=self._progress("train"),
+            stop=self._has_signal,
+        )
+        with contextlib.suppress(StopRequested):
+            self._learn_epoch(epoch, collect)
+        self._count_env_steps()
+        self._end_if_stopped()
+        self._report("train", *histories_from_stats(self.collector.stats))
+
+    def _learn_epoch(
+        self, epoch: int, collect: Callable[[Iterator[Batch], int], Generator[Batch]] | None = None
+    ) -> None:
+        """Trains on `train_batches_per_epoch` batches, less those of this epoch before a stop.
+
+        Args:
+            epoch: Epoch of the batches.
+            collect: Yields the batches and collects between them; it is told their number.
+        """
         done = self.run_state.in_epoch.batches
         self._notify("on_learning_start", self.train_batches_per_epoch - done)
         self.policy.train()
         self.times.lap("other")
-        with self.streams.learning(self._stream_key):
-            for batch in itertools.islice(self.train_dloader.epoch(epoch), done, None):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.streams.learning(self._stream_key))
+            if collect is None:
+                batches: Iterator[Batch] = itertools.islice(self.train_dloader.epoch(epoch), done, None)
+            else:
+                loaded = self.train_dloader.epoch(epoch, only_files_of_now=True)
+                self.processes.wait()  # until all have listed the files
+                collecting = collect(
+                    itertools.islice(loaded, done, None), self.train_batches_per_epoch - done
+                )
+                batches = stack.enter_context(contextlib.closing(collecting))
+            for batch in batches:
                 self.times.lap("loading")
                 log_step = self.run_state.batches_seen % self.log_interval == 0
                 updates_before = self.learner.gradient_steps

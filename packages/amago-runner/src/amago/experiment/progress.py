@@ -45,6 +45,7 @@ class ProgressDisplay(Callback):
         self._epoch_began = self._phase_began = 0.0
         self._next_line = self._next_update = 0.0
         self._phase, self._phase_count = "", 0
+        self._steps_beside = 0  # collected during the running phase, which is learning
         self._phase_total: float | None = None
         self._speeds: dict[str, float] = {}
         self._return: tuple[float, int] | None = None  # of the last evaluation, and its epoch
@@ -82,7 +83,10 @@ class ProgressDisplay(Callback):
         self._begin_phase(phase, total_steps)
 
     def on_rollout_step(self, experiment: Experiment, section: str, env_steps: int) -> None:
-        self._advance(experiment, env_steps)
+        if self._phase == "learning":
+            self._steps_beside += env_steps
+        else:
+            self._advance(experiment, env_steps)
 
     def on_rollout_end(self, experiment: Experiment, section: str, metrics: Mapping[str, float]) -> None:
         value = mean_return(metrics)
@@ -147,7 +151,7 @@ class ProgressDisplay(Callback):
             self._bars = None
 
     def _begin_phase(self, phase: str, total: float | None) -> None:
-        self._phase, self._phase_total, self._phase_count = phase, total, 0
+        self._phase, self._phase_total, self._phase_count, self._steps_beside = phase, total, 0, 0
         self._phase_began = time.perf_counter()
 
     def _advance(self, experiment: Experiment, count: int) -> None:
@@ -161,6 +165,8 @@ class ProgressDisplay(Callback):
         seconds = time.perf_counter() - self._phase_began
         if self._phase in _SPEED_UNITS and seconds > 0:
             self._speeds[_SPEED_UNITS[self._phase]] = self._phase_count / seconds
+            if self._steps_beside:
+                self._speeds["steps/s"] = self._steps_beside / seconds
 
     def _show(self, experiment: Experiment, epochs_done: int) -> None:
         """Updates both bars."""

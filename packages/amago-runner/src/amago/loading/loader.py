@@ -7,6 +7,7 @@ do not depend on the number of loader workers.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -111,8 +112,14 @@ class BatchLoader:
         """The batches of the epoch after the last one, from 0."""
         return self.epoch(self._next_epoch)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yields the batches of `epoch` on the device. An epoch may be abandoned before its end."""
+    def epoch(self, epoch: int, *, only_files_of_now: bool = False) -> Iterator[Batch]:
+        """Yields the batches of `epoch` on the device. An epoch may be abandoned before its end.
+
+        Args:
+            epoch: the epoch.
+            only_files_of_now: batches must not have data that appear during the epoch, so wait until every worker
+                has listed what there is.
+        """
         self._next_epoch = epoch + 1
         if self.workers and not self.dataset.workers_can_persist:
             self.close()
@@ -125,7 +132,10 @@ class BatchLoader:
         ]
         if self._loader is None:
             self._loader = self._make_loader()
-        batches = self._watched(self._loader) if self.workers else self._loader
+        batches: Iterator[Batch] = iter(self._watched(self._loader) if self.workers else self._loader)
+        if only_files_of_now:
+            # The workers deliver in turns, each after it has listed the files.
+            batches = itertools.chain(list(itertools.islice(batches, self.workers)), batches)
         return (batch.to(self.device) for batch in batches)
 
     def _watched(self, loader: DataLoader[Batch]) -> Iterator[Batch]:

@@ -32,7 +32,9 @@ PARTS = (
 """
 
 
-def rates(seconds: Mapping[str, float], *, env_steps: int, updates: int, collects: bool) -> dict[str, float]:
+def rates(
+    seconds: Mapping[str, float], *, env_steps: int, updates: int, collects: bool, overlaps: bool = False
+) -> dict[str, float]:
     """Timesteps and updates per second of an epoch.
 
     Args:
@@ -40,9 +42,12 @@ def rates(seconds: Mapping[str, float], *, env_steps: int, updates: int, collect
         env_steps: Timesteps collected in it, by this run or for it.
         updates: Optimizer steps in it.
         collects: Whether this process collects. For one that does not, others collect all the time.
+        overlaps: Whether it collects during its updates, so that both take the time of both together.
     """
     collecting = seconds["environments"] + seconds["policy"] + seconds["recording"]
     updating = seconds["loading"] + seconds["update"]
+    if overlaps:
+        collecting = updating = collecting + updating
     return {
         "steps_per_second": env_steps / ((collecting if collects else seconds["total"]) or math.inf),
         "updates_per_second": updates / (updating or math.inf),
