@@ -23,8 +23,15 @@ import torch
 from common import parse_args, run_trials
 from torch import Tensor, nn
 
-from amago import Experiment, TstepEncoder, register_agent, register_exploration, register_tstep_encoder
-from amago.agent import Agent
+from amago import (
+    Agent,
+    Experiment,
+    ExplorationWrapper,
+    TstepEncoder,
+    register_agent,
+    register_exploration,
+    register_tstep_encoder,
+)
 from amago.cli_utils import (
     add_common_cli,
     create_experiment_from_cli,
@@ -35,7 +42,6 @@ from amago.cli_utils import (
     use_config,
 )
 from amago.envs import AMAGOEnv
-from amago.envs.exploration import ExplorationWrapper
 from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLData, RLDataset
 
 SEEN = [0, 2]  # position and angle; 1 and 3 are their velocities

@@ -34,7 +34,18 @@ DIRECTIVE = re.compile(r"<!-- test: (.*?) -->", re.DOTALL)
 AFTER = re.compile(r"^<!-- test: after (\S+) -->$", re.MULTILINE)
 SHOWN_ONLY = {"text", "json", "toml", "yaml", "ini", "gin", "html", "mermaid"}
 # Installation is tested by `make install-check`; launchers start the cluster that tests/runner starts.
-NOT_RUN = ("pip", "make", "git", "cd", "sudo", "torchrun", "accelerate", "python -m venv", "python3 -m venv")
+NOT_RUN = (
+    "pip",
+    "make",
+    "git",
+    "cd",
+    "source",
+    "sudo",
+    "torchrun",
+    "accelerate",
+    "python -m venv",
+    "python3 -m venv",
+)
 SHELL_SYNTAX = {"|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1"}
 
 
