@@ -207,3 +207,11 @@ def test_malformed_environment_arguments_name_their_option(texts: list[str], mes
     with pytest.raises(UsageProblem, match=message) as caught:
         parse_arguments(texts, "--env-arg")
     assert caught.value.option == "--env-arg"
+
+
+def test_a_setting_of_agent_that_another_agent_does_not_get_is_refused(tmp_path: Path) -> None:
+    shown = refused(
+        "train", "CartPole-v1", "--agent", "multitask", "--set", "Agent.tau=0.5", "--run-dir", tmp_path
+    )
+    assert "Agent.tau has no effect on the MultiTaskAgent that is trained: give MultiTaskAgent.tau" in shown
+    assert not any(tmp_path.iterdir())

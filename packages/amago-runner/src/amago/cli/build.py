@@ -15,7 +15,7 @@ from typing import Any
 import gin
 import torch
 
-from amago.agent import BaseAgent
+from amago.agent import Agent, BaseAgent
 from amago.cli.environments import (
     EnvFacts,
     EnvMaker,
@@ -78,6 +78,8 @@ _OTHER_OPTIONS = {
     "overwrite": "--overwrite",
     "log_to_wandb": "--wandb",
 }
+
+_NOTHING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +303,21 @@ def _refuse_set_by_options(plan: RunPlan) -> None:
             raise UsageProblem(f"give {option} instead of {name}.", "--set")
 
 
+def _refuse_settings_of_another_agent(plan: RunPlan) -> None:
+    """Raises a UsageProblem for a setting of `Agent` that the recipe's setting of the trained agent overrides."""
+    own, name = selector_of(plan.agent), plan.agent.__name__
+    active = {(each.selector, each.parameter): each.value for each in active_bindings()}
+    for selector, parameter in active:
+        key = f"{own}.{parameter}"
+        if selector == selector_of(Agent) != own and plan.gin.get(key, _NOTHING) == active.get(
+            (str(own), parameter)
+        ):
+            raise UsageProblem(
+                f"Agent.{parameter} has no effect on the {name} that is trained: give {name}.{parameter}.",
+                "--set or --gin",
+            )
+
+
 def changed_arguments(
     record: RunRecord, gin_files: Sequence[Path] = (), assignments: Sequence[str] = ()
 ) -> set[str]:
@@ -365,6 +382,7 @@ def build_experiment(
     if recipe.traj_save_len is not None:
         arguments["traj_save_len"] = max(recipe.traj_save_len, recipe.max_seq_len or 0)
     _refuse_set_by_options(plan)
+    _refuse_settings_of_another_agent(plan)
     bound = {each.parameter for each in active_bindings() if each.selector == selector_of(Experiment)}
     for name in bound & arguments.keys():
         del arguments[name]  # An explicit argument would override gin.
