@@ -98,7 +98,7 @@ def test_the_mean_return_is_that_of_the_test_where_there_is_one(
     assert f"Return from {source}" in " ".join(shown.split())
     shown = CliRunner().invoke(app, ["watch", str(folder)]).output
     assert f"{'test return 1.500' if source == 'test' else 'last validation 2.000'}" in shown
-    assert f">{source}</td>" in render_report([run])
+    assert f"<span>{source}</span></td>" in render_report([run])
 
 
 def test_runs_without_environment_steps_have_curves_over_updates() -> None:
