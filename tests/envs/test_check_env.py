@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv
+from amago.envs.builtin.kshot import KShot
 from amago.envs.builtin.room_key_door import RoomKeyDoor
 from amago.envs.check_env import EnvReport, check_env
 
@@ -102,6 +103,18 @@ class Unseeded(Walk):
 class SameEpisode(Walk):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=0 if seed is None else seed)
+
+
+class FewStarts(Walk):
+    """Most episodes without a seed are the same, as where there are few states to begin in."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed=seed)
+        if seed is None:
+            self.resets = getattr(self, "resets", 0) + 1
+            self.place = 0.5 if self.resets == 4 else 0.0
+            return self.observe(), {}
+        return result
 
 
 class Reused(Walk):
@@ -211,7 +224,7 @@ ERRORS = [
 ]
 WARNINGS = [
     (NoSeed, "reset", "takes no seed"),
-    (SameEpisode, "seed", "reset() without a seed repeats"),
+    (SameEpisode, "seed", "8 resets without a seed began the same episode"),
     (Reused, "observation", "the next step changes"),
     (ChangesAction, "step", "changes the action"),
     (HugeReward, "reward", "reaches -2e+06"),
@@ -244,6 +257,38 @@ def test_a_warning_is_named_and_is_no_error(make: Callable[[], Walk], subject: s
     found = [finding for finding in report.warnings if finding.subject == subject]
     assert any(message in finding.message for finding in found), subjects(report)
     assert not report.errors, subjects(report)
+
+
+def test_few_starts_are_not_taken_for_one() -> None:
+    report = check_env(FewStarts)
+    assert not report.findings, subjects(report)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_screen"), [(0, 255, True), (-np.inf, np.inf, False), (0, 12, False), (-1, 1, False)]
+)
+def test_only_images_of_floats_from_0_to_255_are_told_of_uint8(
+    low: float, high: float, is_screen: bool
+) -> None:
+    class Grid(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = gym.spaces.Box(low, high, (5, 5, 2), np.float32)
+
+        def observe(self) -> Any:
+            return np.full((5, 5, 2), np.clip(self.place, 0, 1), np.float32)
+
+    assert ("uint8" in subjects(check_env(Grid))) == is_screen
+
+
+def test_attempts_that_end_by_termination_are_not_taken_for_a_time_limit() -> None:
+    gym.register("Attempts-v0", lambda: KShot(gym.wrappers.TimeLimit(Endless(), 10), k=2))
+    try:
+        report = check_env(lambda: gym.make("Attempts-v0"))
+    finally:
+        del gym.registry["Attempts-v0"]
+    assert report.episode_lengths == [21] * 3
+    assert not report.findings, subjects(report)
 
 
 def test_a_mistake_in_every_step_is_reported_once() -> None:

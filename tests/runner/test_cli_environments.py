@@ -115,6 +115,15 @@ def test_images_decide_the_kind_in_a_family_of_vectors(kind: str, monkeypatch: p
         assert inspect_environment(resolve_environment(f"family/{number}", {})).kind == kind
 
 
+def test_an_unknown_id_of_a_module_names_those_that_it_registers() -> None:
+    gymnasium.register("Shown-v3", "tests.runner.test_cli_environments:Shows")
+    try:
+        with pytest.raises(UsageProblem, match=r"It registers Shown-v3\. Did you mean 'Shown-v3'"):
+            resolve_environment("tests.runner:Shown-v1", {})
+    finally:
+        del gymnasium.registry["Shown-v3"]
+
+
 def test_environments_of_a_module_are_named_by_id_or_by_class() -> None:
     module = "gymnasium.envs.classic_control"
     assert resolve_environment(f"{module}:Pendulum-v1", {})().env_name == "Pendulum-v1"

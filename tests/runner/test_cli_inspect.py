@@ -66,6 +66,7 @@ def test_the_table_shows_the_same(buffer: Path):
     output = run(buffer).output
     assert "5 trajectory files, 27 transitions" in output
     assert "maze" in output
+    assert "Terminated" in output
     assert "4 (2 to 6)" in output
     assert "1 bad files in fifo" in output
     assert "maze_00000009_1.npz:" in output

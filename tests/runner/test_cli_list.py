@@ -84,6 +84,52 @@ def test_check_env_tells_what_the_agent_makes_of_an_environment() -> None:
     assert re.search(r"Speed [\d,]+ steps per second", shown)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            (),
+            "Kind vectors Time limit 200 steps Encoders ff for a step, ff for sequences Memory none; if earlier "
+            "steps or attempts must be remembered: --kind memory",
+        ),
+        (
+            ("--kind", "memory"),
+            "Kind memory Time limit 200 steps Encoders ff for a step, transformer for sequences "
+            "Context 200 steps",
+        ),
+    ],
+)
+def test_check_env_tells_how_the_agent_gets_memory(options: tuple[str, ...], said: str) -> None:
+    shown = amago_run("check-env", "Pendulum-v1", "--episodes", "1", *options).output
+    assert said in " ".join(shown.split())
+
+
+def test_the_settings_of_another_kind_are_those_of_its_recipe() -> None:
+    recipe = plan_run({"env": "CartPole-v1", "kind": "memory", "actors": 3}).recipe
+    expected = Recipe(env="CartPole-v1", **RECIPES["memory"])
+    assert (recipe.kind, recipe.actors, recipe.max_seq_len) == ("memory", 3, 500)
+    assert (recipe.traj_encoder, recipe.epochs, recipe.gin) == (
+        expected.traj_encoder,
+        expected.epochs,
+        expected.gin,
+    )
+    assert plan_run({"env": "MetaFrozenLake", "kind": "vectors"}).recipe.traj_encoder == "ff"
+
+
+def test_a_module_registers_names_before_they_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_strategy.py").write_text(
+        "from amago.envs.exploration import EpsilonGreedy, register_exploration\n"
+        "@register_exploration('own_strategy')\n"
+        "class Own(EpsilonGreedy): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "own_strategy" not in amago_run("list", "explorations").output
+    assert "own_strategy" in amago_run("list", "explorations", "own_strategy").output
+    assert "cannot be imported" in amago_run("list", "explorations", "absent_module").output
+
+
 class Wrong(gymnasium.Env[np.ndarray, int]):
     """Observations of another dtype than the space says."""
 

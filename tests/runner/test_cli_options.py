@@ -19,6 +19,7 @@ from amago.nets.tstep_encoders import list_registered_tstep_encoders
 
 # The options of train that scripts rely on, with the default where the recipe has one.
 DEFAULTS = {
+    "--kind": None,
     "--env-arg": None,
     "--actors": 8,
     "--env-mode": "sync",
@@ -153,6 +154,9 @@ def test_a_mistyped_name_suggests_the_most_similar_one(arguments: list[str], mea
         (["train", "--set", "FFTstepEncoder.activation=relu"], "in quotes"),
         (["train", "--set", "Experiment.batch_size=3"], "give --batch-size instead"),
         (["train", "--epochs", "0"], "--epochs"),
+        (["train", "--kind", "memry"], "'vectors', 'continuous', 'memory', 'pixels', 'tokens'"),
+        (["launch", "--kind", "offline"], "'vectors', 'continuous', 'memory', 'pixels', 'tokens'"),
+        (["train", "--traj-encoder", "lstm"], "Registered are ff, gru, "),
         (["train", "--env-arg", "size=1"], "size must be at least 2"),
         (["train", "--gin", "absent.gin"], "absent.gin"),
         (["train", "--resume"], "there is no run"),

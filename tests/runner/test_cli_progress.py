@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from amago.experiment.progress import ProgressDisplay
+from amago.experiment.progress import ProgressDisplay, speed_text
 from amago.experiment.summary import RETURN_METRIC
 
 
@@ -86,6 +86,43 @@ def test_the_duration_is_estimated_in_the_first_epoch(monkeypatch: pytest.Monkey
         display.on_batch(experiment, True)
     # An epoch takes 10 s and 20 batches of 1 s; 13 s of ten such epochs are over.
     assert console.export_text() == "about 5 min expected\n"
+
+
+def test_the_first_estimate_leaves_out_the_first_counts_of_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("amago.experiment.progress.time.perf_counter", lambda: clock)
+    console = Console(width=80, record=True, file=io.StringIO())
+    display = ProgressDisplay(console)
+    counters = SimpleNamespace(env_steps=0, gradient_steps=0, skipped_updates=0)
+    experiment: Any = SimpleNamespace(counters=counters, epoch=0, epochs=10, start_learning_at_epoch=0)
+    display.on_epoch_start(experiment, 0)
+    display.on_rollout_start(experiment, "train", 100)
+    for seconds in (500.0, 4.0, 4.0):  # in the first step a kernel is compiled
+        clock += seconds
+        display.on_rollout_step(experiment, "train", 1)
+    display.on_rollout_end(experiment, "train", {})
+    display.on_learning_start(experiment, 20)
+    for seconds in (300.0, *[1.0] * 19):
+        clock += seconds
+        display.on_batch(experiment, True)
+    display.on_learning_end(experiment)
+    display.on_epoch_end(experiment, 0)
+    first, line = console.export_text().splitlines()
+    # An epoch takes 8 s and 20 batches of 1 s; 11 s of ten such epochs are over.
+    assert first == "about 4 min expected"
+    assert line.endswith("about 4 min left")
+
+
+def test_speeds_below_10_have_two_digits_and_columns_their_order() -> None:
+    assert [speed_text(speed) for speed in (0.314, 4.26, 9.96, 1234.5)] == ["0.31", "4.3", "10", "1,234"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    display = ProgressDisplay(console)
+    display._speeds = {"updates/s": 0.314, "steps/s": 20.0}  # a resumed run may learn first
+    counters = SimpleNamespace(env_steps=16, gradient_steps=3, skipped_updates=0)
+    experiment: Any = SimpleNamespace(counters=counters, epoch=0, epochs=1, start_learning_at_epoch=0)
+    display.on_epoch_start(experiment, 0)
+    display.on_epoch_end(experiment, 0)
+    assert "20 steps/s  0.31 updates/s" in console.export_text()
 
 
 def test_an_epoch_of_a_learning_run_without_updates_says_so() -> None:

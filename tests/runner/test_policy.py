@@ -150,6 +150,24 @@ def test_wrong_inputs_are_named(arguments: dict[str, Any], message: str, make_ex
         policy.act(**arguments)
 
 
+def test_an_observation_without_a_key_names_missing_and_expected_keys(make_experiment: Made) -> None:
+    experiment = trained(make_experiment, "choices-transformer")
+    policy = Policy.load(experiment.run_dir)
+    obs = policy.observation_space.sample()
+    policy.act(obs)
+    policy.reset()
+    room = obs.pop("room")
+    with pytest.raises(
+        ValueError, match=r"obs lacks \['room'\]: expected are \[.*'joints'.*it has the keys \["
+    ):
+        policy.act(obs)
+    wrong = {**obs, "room": room, "joints": {"angle": obs["joints"]["angle"]}}
+    with pytest.raises(
+        ValueError, match=r"obs\['joints'\] lacks \['speed'\]: expected are \['angle', 'speed'\]"
+    ):
+        policy.act(wrong)
+
+
 ALONE = """
 import sys
 import numpy as np

@@ -13,6 +13,7 @@ from tests.runner.run_folders import RETURN, make_run, write_status
 from typer.testing import CliRunner
 
 from amago.cli.app import app
+from amago.cli.report_page import render_report
 from amago.cli.run_figures import Curve, by_environment, differences, group_runs, read_figures, spread_of
 
 
@@ -77,6 +78,27 @@ def test_the_evaluation_of_a_stopped_run_stays_where_it_was_made(tmp_path: Path)
     run = read_figures(folder)
     assert run.evaluation.env_steps == [0.0, 1600.0, 3200.0]
     assert (run.state, run.final_return, run.is_evaluated) == ("stopped", 2.0, False)
+
+
+@pytest.mark.parametrize(("tested_at", "source"), [(4800, "test"), (3200, "last validation")])
+def test_the_mean_return_is_that_of_the_test_where_there_is_one(
+    tmp_path: Path, tested_at: int, source: str
+) -> None:
+    folder = make_run(tmp_path, "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    # As a run of a script, whose summary has the last evaluation during training.
+    changes = {"mean_return": 2.0, "eval_env_steps": 3200}
+    (folder / "summary.json").write_text(json.dumps({**summary, **changes}))
+    line = {"section": "test", "axes": {"total_frames": tested_at, "Epoch": 2, "gradient_steps": 300}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "metrics": {RETURN: 1.5}, "time": 1e9}) + "\n")
+    run = read_figures(folder)
+    assert (run.return_source, run.final_return) == (source, 1.5 if source == "test" else 2.0)
+    shown = CliRunner().invoke(app, ["compare", str(folder), "--out", str(tmp_path / "a.png")]).output
+    assert f"Return from {source}" in " ".join(shown.split())
+    shown = CliRunner().invoke(app, ["watch", str(folder)]).output
+    assert f"{'test return 1.500' if source == 'test' else 'last validation 2.000'}" in shown
+    assert f"<span>{source}</span></td>" in render_report([run])
 
 
 def test_runs_without_environment_steps_have_curves_over_updates() -> None:

@@ -42,7 +42,7 @@ def test_a_module_is_not_imported_before_it_is_trusted(
     (tmp_path / "my_parts.py").write_text("import pathlib\npathlib.Path('ran').touch()\nclass Net: ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UntrustedNameError, match=r"--trust my_parts.*trusting\('my_parts'\)"):
+    with pytest.raises(UntrustedNameError, match=r"runs its code: if you trust it, .*trusting\('my_parts'\)"):
         decode({"import": "my_parts:Net"})
     with trusting("my_part"), pytest.raises(UntrustedNameError):
         decode({"import": "my_parts:Net"})
@@ -121,7 +121,9 @@ def test_the_module_of_a_runs_environment_has_to_be_trusted(tmp_path: Path) -> N
     (tmp_path / "imported").unlink()
     refused = amago_run("eval", "run")
     assert refused.returncode == 2
-    assert "--trust own" in " ".join(refused.stderr.replace("│", "").split())
+    said = " ".join(refused.stderr.replace("│", "").split())
+    assert "runs its code. If you trust it, add --trust own." in said
+    assert "trusting(" not in said
     assert not (tmp_path / "imported").exists()
     assert amago_run("eval", "run", "--trust", "own").returncode == 0
     # The environment that is named on the command line is trusted for this command.

@@ -44,7 +44,7 @@ def test_a_running_run_shows_progress_and_processes(tmp_path: Path, arguments: t
         "running",
         "epoch 2 of 3",
         "about 10 s left",
-        "last evaluation 2.000",
+        "last validation 2.000",
         "collecting",
         "1,234",
         "Loss",

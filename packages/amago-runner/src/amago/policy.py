@@ -39,7 +39,7 @@ units of the environment. policy.json also holds its space, and the observation 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -214,9 +214,10 @@ class Policy:
             An action, or actions with a leading axis of B, as the environment takes them.
 
         Raises:
-            ValueError: another number of rows than before, a missing reward, or numbers that do not fit their
-                space or are not finite.
+            ValueError: another number of rows than before, a missing reward, an observation that lacks a key of
+                its space, or numbers that do not fit their space or are not finite.
         """
+        _require_keys(self.observation_space, obs)
         rows = _leading_rows(self.observation_space, obs)
         if self._streams is None:
             self.agent.eval()
@@ -317,6 +318,17 @@ class _Streams:
         self.time_idxs += 1
         action = self.codec.to_env(checked)
         return np.asarray(action)[None] if self.batch == 1 else action
+
+
+def _require_keys(space: gym.spaces.Space[Any], obs: Any, name: str = "obs") -> None:
+    """Raises ValueError if `obs` lacks keys of its space, nested ones included."""
+    if isinstance(space, gym.spaces.Dict):
+        found = list(obs) if isinstance(obs, Mapping) else []
+        if missing := [key for key in space.spaces if key not in found]:
+            got = f"has the keys {found}" if isinstance(obs, Mapping) else f"is a {type(obs).__name__}"
+            raise ValueError(f"{name} lacks {missing}: expected are {list(space.spaces)}, and it {got}")
+        for key, child in space.spaces.items():
+            _require_keys(child, obs[key], f"{name}[{key!r}]")
 
 
 def _first_leaf(space: gym.spaces.Space[Any], obs: Any) -> tuple[gym.spaces.Space[Any], Any]:

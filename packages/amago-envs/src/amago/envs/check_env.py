@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.builtin.kshot import KShot
 from amago.envs.check_nests import copy_nest, describe_result, equal_nests, space_mismatches
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -26,6 +27,7 @@ Space = gym.spaces.Space[Any]
 LARGE_REWARD = 1e4
 _SEED = 12345
 _COMPARED_STEPS = 50
+_COMPARED_RESETS = 8  # without a seed; a task may have few starts
 _SHORT_TASK = 10  # steps; episodes of a shorter task often have the same length
 
 
@@ -217,7 +219,7 @@ def _wrap(env: Any, report: EnvReport) -> AMAGOEnv | None:
 
 def _check_image_space(key: str, box: gym.spaces.Box, report: EnvReport) -> None:
     is_float_image = len(box.shape) == 3 and np.issubdtype(box.dtype, np.floating)
-    if is_float_image and float(np.max(box.high)) > 1.0:
+    if is_float_image and np.all(box.low == 0) and np.all(box.high == 255):
         report.add(
             "warning",
             f"observation {key!r}",
@@ -370,10 +372,14 @@ def _check_seeds(player: _Player) -> None:
         return
     if equal_nests(first, _record_episode(player, _SEED + 1, global_seed=1)):
         return  # nothing is random
-    if equal_nests(
-        _record_episode(player, None, global_seed=1), _record_episode(player, None, global_seed=1)
-    ):
-        report.add("warning", "seed", "reset() without a seed repeats the same episode: draw a new one")
+    drawn = _record_episode(player, None, global_seed=1)
+    others = (_record_episode(player, None, global_seed=1) for _ in range(_COMPARED_RESETS - 1))
+    if all(equal_nests(drawn, other) for other in others):
+        report.add(
+            "warning",
+            "seed",
+            f"{_COMPARED_RESETS} resets without a seed began the same episode: draw a new one in each",
+        )
 
 
 def _record_episode(player: _Player, seed: int | None, global_seed: int) -> list[Any]:
@@ -427,12 +433,22 @@ def _check_ends(player: _Player, max_steps: int) -> None:
         and len(set(lengths)) == 1
         and lengths[0] >= _SHORT_TASK
         and not any(truncated for _, truncated in ends)
+        and not _has_attempts(player.env)
     ):
         report.add(
             "warning",
             "terminated",
             f"ended all episodes after {lengths[0]} steps: if this is a time limit, return truncated=True instead",
         )
+
+
+def _has_attempts(env: gym.Env[Any, Any]) -> bool:
+    """Whether it is a KShot, which terminates after its last attempt."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, KShot):
+            return True
+        env = env.env
+    return False
 
 
 def _check_reward_scale(player: _Player) -> None:

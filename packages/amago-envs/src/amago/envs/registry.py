@@ -66,9 +66,9 @@ class Registry(Generic[T]):
             name = self._aliases.get(name, name)
         if name in self._classes:
             return self._classes[name]
+        known = sorted({*self._classes, *self._aliases})
         raise ValueError(
-            f"unknown {self.kind} {name!r}. Registered are {', '.join(self.names())}."
-            f"{did_you_mean(name, self._classes)}"
+            f"unknown {self.kind} {name!r}. Registered are {', '.join(known)}.{did_you_mean(name, known)}"
         )
 
     def names(self) -> list[str]:

@@ -35,6 +35,13 @@ class _Command(TyperCommand):
         except UsageProblem as problem:
             problem.ctx = ctx
             raise
+        except ValueError as error:
+            from amago.experiment.trusted import UntrustedNameError
+
+            if not isinstance(error, UntrustedNameError):
+                raise
+            remedy = f"If you trust it, add --trust {error.package}." if error.package else ""
+            raise UsageProblem(f"{error.problem}. {remedy}".strip(), "RUN") from error
 
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")]
@@ -137,7 +144,7 @@ def _which_resume(resume: bool, auto_resume: bool, overwrite: bool) -> bool | Li
 
 
 @app.command(cls=_Command, epilog="Later wins: defaults, options, --gin files from left to right, --set.")
-@recipe_options
+@recipe_options()
 def train(
     changes: dict[str, Any],
     env: Annotated[
@@ -197,7 +204,7 @@ def train(
 
 
 @app.command(cls=_Command)
-@recipe_options
+@recipe_options()
 def launch(
     changes: dict[str, Any],
     env: LikeTrain = None,
@@ -276,6 +283,9 @@ def list_(
             show_default="all",
         ),
     ] = None,
+    module: Annotated[
+        str | None, typer.Argument(metavar="MODULE", help="A module that registers classes of your own.")
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the environments as a Markdown table.")
     ] = False,
@@ -283,16 +293,14 @@ def list_(
     """List environments, the default settings for each kind of them, and registered classes."""
     from amago.cli.listing import show_list
 
-    show_list(Console(), what, markdown=markdown)
+    show_list(Console(), what, module=module, markdown=markdown)
 
 
 @app.command("check-env", cls=_Command)
+@recipe_options("kind", "env_args")
 def check_env(
+    changes: dict[str, Any],
     env: Annotated[str, typer.Argument(metavar="ENV", help="An environment as train takes it.")],
-    env_arg: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment; repeatable."),
-    ] = None,
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes to play.")] = 3,
 ) -> None:
     """Play an environment with random actions: what is wrong with it, and what an agent sees of it.
@@ -300,10 +308,8 @@ def check_env(
     The exit status is 1 if there are errors; warnings leave it 0.
     """
     from amago.cli.check import check_environment
-    from amago.cli.options import parse_arguments
 
-    arguments = parse_arguments(env_arg or [], "--env-arg")
-    if check_environment(env, arguments, episodes=episodes, console=Console()):
+    if check_environment({"env": env, **changes}, episodes=episodes, console=Console()):
         raise typer.Exit(1)
 
 
@@ -399,7 +405,7 @@ def compare(
 
 
 @app.command("import-policy", cls=_Command)
-@recipe_options
+@recipe_options()
 def import_policy(
     changes: dict[str, Any],
     policy: Annotated[
@@ -531,7 +537,7 @@ def watch(
 
 
 @app.command(cls=_Command)
-@recipe_options
+@recipe_options()
 def sweep(
     changes: dict[str, Any],
     env: LikeTrain = None,

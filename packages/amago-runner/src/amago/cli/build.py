@@ -114,7 +114,12 @@ def plan_run(changes: Mapping[str, Any], gin_files: Sequence[Path] = ()) -> RunP
     maker = resolve_environment(changes.get("env", QUICKSTART.env), changes.get("env_args", {}))
     env_mode = choose_env_mode(maker.name, changes.get("env_mode"))
     facts = inspect_environment(maker)
-    recipe = recipe_for(maker.name, facts.kind, facts.action_kind).updated(**changes)
+    wanted = changes.get("kind")
+    if wanted is not None and facts.kind == "offline":
+        raise UsageProblem(
+            f"{maker.name} is a dataset, which has settings of its own: leave it out.", "--kind"
+        )
+    recipe = recipe_for(maker.name, facts.kind, facts.action_kind, wanted).updated(**changes)
     recipe = recipe.updated(
         env=maker.name,
         env_args=dict(maker.args),

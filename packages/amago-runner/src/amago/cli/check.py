@@ -13,30 +13,36 @@ from rich.table import Table
 from amago.cli.build import RunPlan, bind_gin, build_agent, plan_run
 from amago.cli.environments import EnvMaker, resolve_environment
 from amago.cli.options import UsageProblem
+from amago.cli.text import duration
 from amago.envs.builtin.catalog import find_entry
 from amago.envs.check_env import EnvReport, check_env
 from amago.utils import count_params
 
 
-def check_environment(env: str, env_args: Mapping[str, Any], *, episodes: int, console: Console) -> int:
+def check_environment(changes: Mapping[str, Any], *, episodes: int, console: Console) -> int:
     """Checks an environment, prints the report, and returns the number of errors.
+
+    Args:
+        changes: settings of the recipe: "env", and perhaps "env_args" and "kind".
+        episodes: episodes to play.
+        console: where to print.
 
     Raises:
         UsageProblem: there is no such environment.
     """
-    maker = resolve_environment(env, env_args)
+    maker = resolve_environment(changes["env"], changes.get("env_args", {}))
     report = check_env(lambda: _make_unchecked(maker), episodes=episodes)
     plan, agent_problem = None, ""
     if not report.errors:
         try:
-            plan = plan_run({"env": env, "env_args": env_args})
+            plan = plan_run(changes)
             report = report if plan.maker.num_envs == 1 else check_env(plan.maker, episodes=episodes)
         except UsageProblem as problem:
             agent_problem = problem.message
     _print_findings(console, maker.name, report, agent_problem)
     _print_view(console, report)
     if plan is not None:
-        _print_agent(console, plan)
+        _print_agent(console, plan, report.steps_per_second)
     return len(report.errors) + bool(agent_problem)
 
 
@@ -84,17 +90,20 @@ def _print_view(console: Console, report: EnvReport) -> None:
     console.print(rows, highlight=False)
 
 
-def _print_agent(console: Console, plan: RunPlan) -> None:
+def _print_agent(console: Console, plan: RunPlan, steps_per_second: float | None) -> None:
     """What `amago-run train` makes of the environment."""
     recipe = plan.recipe
     bind_gin(plan.gin)
     agent = build_agent(plan)
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("Kind", plan.facts.kind)
+    rows.add_row("Kind", recipe.kind or plan.facts.kind)
     rows.add_row(
         "Time limit", "none" if plan.facts.time_limit is None else f"{plan.facts.time_limit:,} steps"
     )
     rows.add_row("Encoders", f"{recipe.tstep_encoder} for a step, {recipe.traj_encoder} for sequences")
+    if recipe.traj_encoder in ("ff", "identity"):
+        remedy = "--traj-encoder transformer" if plan.facts.kind == "offline" else "--kind memory"
+        rows.add_row("Memory", f"none; if earlier steps or attempts must be remembered: {remedy}")
     rows.add_row("Context", f"{recipe.max_seq_len} steps (--max-seq-len)")
     rows.add_row("Parameters", f"{count_params(agent):,}")
     rows.add_row(
@@ -102,4 +111,8 @@ def _print_agent(console: Console, plan: RunPlan) -> None:
         f"{recipe.env_steps:,} environment steps, {recipe.epochs * recipe.batches_per_epoch:,} updates "
         f"of {recipe.batch_size} sequences",
     )
+    if steps_per_second and recipe.env_mode == "sync" and recipe.env_steps:
+        rows.add_row(
+            "Stepping", f"{duration(recipe.env_steps / steps_per_second)} of that training, at this speed"
+        )
     console.print(rows, highlight=False)

@@ -120,9 +120,11 @@ def resolve_environment(name: str, args: Mapping[str, Any]) -> EnvMaker:
         raise UsageProblem(f"the module of {name!r} cannot be imported: {error}", "ENV") from error
     except gymnasium.error.Error as error:
         if module:
+            ids = _registered_by(module)
+            shown = f" It registers {', '.join(ids[:10])}{' …' if len(ids) > 10 else ''}." if ids else ""
             raise UsageProblem(
                 f"the module {module!r} registers no environment {env_id!r}, and has no gymnasium.Env class of "
-                "that name.",
+                f"that name.{shown}{did_you_mean(env_id, ids)}",
                 "ENV",
             ) from error
         raise _unknown_environment(env_id) from error
@@ -156,6 +158,17 @@ def _class_in_module(name: str) -> Callable[..., gymnasium.Env[Any, Any]] | None
     module, _, attribute = name.rpartition(":")
     found = getattr(importlib.import_module(module), attribute, None) if module else None
     return found if isinstance(found, type) and issubclass(found, gymnasium.Env) else None
+
+
+def _registered_by(module: str) -> list[str]:
+    """The Gymnasium ids whose environments are defined in a module, or below it."""
+    ids = []
+    for env_id, spec in gymnasium.registry.items():
+        entry = spec.entry_point
+        home = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        if home == module or home.startswith(f"{module}."):
+            ids.append(env_id)
+    return sorted(ids)
 
 
 def choose_env_mode(name: str, wanted: str | None) -> str:

@@ -25,6 +25,7 @@ from amago.cli.video import check_video_path, film_episodes
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
 from amago.experiment.run_json import read_run
+from amago.experiment.trusted import UntrustedNameError
 from amago.loading import DoNothingDataset
 from amago.policy import find_weights
 
@@ -45,6 +46,8 @@ def rebuilt_experiment(
     record = read_run(folder)
     try:
         record.import_classes()
+    except UntrustedNameError:
+        raise
     except ValueError as error:
         raise UsageProblem(str(error), "RUN") from error
     set_by_gin = changed_arguments(record, gin_files, assignments)
@@ -62,6 +65,8 @@ def rebuilt_experiment(
             raise UsageProblem(f"Experiment.{name} has no effect here.", "--set")
         try:
             experiment_class, arguments = record.experiment_class(), record.experiment_arguments(**own)
+        except UntrustedNameError:
+            raise
         except ValueError as error:
             raise UsageProblem(
                 f"{folder} was trained by a script, which has to evaluate it: {error}", "RUN"
@@ -86,6 +91,8 @@ def recorded_maker(folder: Path) -> Callable[[], AMAGOEnv]:
         return maker_of(recorded_recipe(folder))
     try:
         maker: Any = record.argument("make_val_env")
+    except UntrustedNameError:
+        raise
     except ValueError as error:
         remedy = "define it at the top level of a module other than the script, or act by amago.Policy."
         raise UsageProblem(f"{folder}: {error}: {remedy}", "RUN") from error
@@ -194,6 +201,7 @@ def comparison_table(groups: Sequence[Group]) -> Table:
         table.add_column(group.name, justify="right")
     table.add_row("State", *(", ".join(sorted({run.state for run in group.runs})) for group in groups))
     table.add_row("Mean return", *(_returns(group) for group in groups))
+    table.add_row("Return from", *(group.return_source for group in groups))
     success = [mean_success(group) for group in groups]
     for attempt in range(max(map(len, success))):
         rates = [f"{rates[attempt]:.1%}" if attempt < len(rates) else "" for rates in success]

@@ -155,7 +155,7 @@ def _show(path: Path, reports: dict[str, FolderReport], console: Console) -> Non
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("Folder", "Environment"):
             table.add_column(column)
-        for column in ("Files", "Steps", "MB", "Length", "Return", "Ended"):
+        for column in ("Files", "Steps", "MB", "Length", "Return", "Terminated"):
             table.add_column(column, justify="right", no_wrap=True)
         for folder, name, group in rows:
             table.add_row(

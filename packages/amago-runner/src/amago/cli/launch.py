@@ -35,6 +35,7 @@ from amago.cli.run_folders import (
     require_run_folder,
 )
 from amago.distributed.launch import Launch, LocalLaunch
+from amago.experiment.progress import speed_text
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
 from amago.experiment.status import read_status, remove_dead
@@ -234,8 +235,8 @@ class LaunchTable:
         asked = "" if self._ratio is None else f" of {self._ratio:g}"
         return (
             f"epoch {total['epoch']}/{_text(total['epochs'])}  {total['env_steps']:,} steps  "
-            f"{total['updates']:,} updates  {total['steps_per_second']:.0f} steps/s  "
-            f"{total['updates_per_second']:.1f} updates/s  ratio {_text(total['ratio'], '.4g')}{asked}  "
+            f"{total['updates']:,} updates  {speed_text(total['steps_per_second'])} steps/s  "
+            f"{speed_text(total['updates_per_second'])} updates/s  ratio {_text(total['ratio'], '.4g')}{asked}  "
             f"buffer {_text(total['buffer'])}  policy {_text(total['policy_age'], '.0f')} s old  "
             f"return {_text(total['return'], '.4g')}"
         )
@@ -265,9 +266,9 @@ class LaunchTable:
                 status["phase"],
                 f"{status['epoch']}" + (f"/{status['epochs']}" if status["epochs"] else ""),
                 "" if is_learner else f"{status['env_steps']:,}",
-                "" if is_learner else f"{status['steps_per_second']:.0f}",
+                "" if is_learner else speed_text(status["steps_per_second"]),
                 f"{status['gradient_steps']:,}" if is_learner else "",
-                f"{status['updates_per_second']:.1f}" if is_learner else "",
+                speed_text(status["updates_per_second"]) if is_learner else "",
                 str(behind),
                 _text(status["return"], ".4g"),
             )

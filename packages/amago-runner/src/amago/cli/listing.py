@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,25 @@ SECTIONS = ("environments", "recipes", *NAMES)
 _STYLE: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 
 
-def show_list(console: Console, what: str | None, *, markdown: bool = False) -> None:
+def show_list(
+    console: Console, what: str | None, *, module: str | None = None, markdown: bool = False
+) -> None:
     """Prints one section, or all of them; `markdown` prints the environments as docs/environments.md has them.
 
+    Args:
+        console: where to print.
+        what: the section; None for all of them.
+        module: a module to import first, which registers classes.
+        markdown: print a Markdown table.
+
     Raises:
-        UsageProblem: there is no such section.
+        UsageProblem: there is no such section, or the module cannot be imported.
     """
+    if module is not None:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageProblem(f"{module!r} cannot be imported: {error}", "MODULE") from error
     if what is not None and what not in SECTIONS:
         hint = did_you_mean(what, SECTIONS) or f" Choose one of {', '.join(SECTIONS)}."
         raise UsageProblem(f"there is no list of {what!r}.{hint}", "WHAT")

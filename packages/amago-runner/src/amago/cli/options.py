@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -40,32 +41,36 @@ def option_name(setting: str) -> str:
     return {"env": "ENV", "env_args": "--env-arg"}.get(setting, f"--{setting.replace('_', '-')}")
 
 
-def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that adds one option per field of `Recipe` with help text to a command.
+def recipe_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator that adds options for fields of `Recipe` to a command, for all of `OPTIONS` unless some are named.
 
     The command receives the settings given on the command line as the dictionary `changes`.
     """
-    signature = inspect.signature(command, eval_str=True)
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "changes"]
-    settings = _option_parameters()
 
-    @functools.wraps(command)
-    def with_options(**values: Any) -> None:
-        given = {p.name: values.pop(p.name) for p in settings}
-        changes = {name: _value(name, value) for name, value in given.items() if value not in (None, [])}
-        command(changes=changes, **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "changes"]
+        settings = _option_parameters(names or OPTIONS)
 
-    # typer reads both.
-    with_options.__signature__ = signature.replace(parameters=[*settings, *own])  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in [*settings, *own]}
-    return with_options
+        @functools.wraps(command)
+        def with_options(**values: Any) -> None:
+            given = {p.name: values.pop(p.name) for p in settings}
+            changes = {name: _value(name, value) for name, value in given.items() if value not in (None, [])}
+            command(changes=changes, **values)
+
+        # typer reads both.
+        with_options.__signature__ = signature.replace(parameters=[*settings, *own])  # type: ignore[attr-defined]
+        with_options.__annotations__ = {p.name: p.annotation for p in [*settings, *own]}
+        return with_options
+
+    return decorate
 
 
-def _option_parameters() -> list[inspect.Parameter]:
+def _option_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
     """One keyword parameter per option, with the annotation that typer reads."""
     parameters = []
     for field in dataclasses.fields(Recipe):
-        if field.name not in OPTIONS:
+        if field.name not in names:
             continue
         kind, option = get_args(_HINTS[field.name])
         annotation = Annotated[_option_type(kind) | None, _with_default(option, field)]  # type: ignore[valid-type]
@@ -77,6 +82,8 @@ def _option_parameters() -> list[inspect.Parameter]:
 
 def _option_type(kind: Any) -> Any:
     """The type of a field for typer: an Enum for a Literal, a list of KEY=VALUE texts for a dictionary."""
+    if NoneType in (members := get_args(kind)):
+        (kind,) = (each for each in members if each is not NoneType)
     if get_origin(kind) is Literal:
         return Enum("Choice", {choice: choice for choice in get_args(kind)})
     return list[str] if get_origin(kind) is Mapping else kind

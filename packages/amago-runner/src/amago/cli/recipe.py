@@ -34,6 +34,10 @@ def _number(panel: str, help: str, min: int = 1, **more: Any) -> OptionInfo:
     return _option(panel, help, metavar="N", min=min, **more)
 
 
+# The recipes that suit any environment but a dataset.
+RecipeName = Literal["vectors", "continuous", "memory", "pixels", "tokens"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """All settings of a training run. A field with help text is an option of `amago-run train`.
@@ -42,6 +46,7 @@ class Recipe:
 
     Attributes:
         env: a builtin environment's name, an id of its package, or a Gymnasium id.
+        kind: the name in `RECIPES` whose settings were asked for; None took those of the environment.
         context: the largest default context length in timesteps.
         val_rounds: episodes that every actor can finish, at least, in an evaluation during training.
         val_steps: the most steps of an actor in an evaluation during training.
@@ -61,6 +66,15 @@ class Recipe:
     """
 
     env: str
+    kind: Annotated[
+        RecipeName | None,
+        _option(
+            ENVIRONMENT,
+            "Default settings: vectors, continuous, memory, pixels or tokens.",
+            "KIND",
+            show_default="those of ENV",
+        ),
+    ] = None
     env_args: Annotated[
         Mapping[str, Any],
         _option(ENVIRONMENT, "Keyword argument of the environment; repeatable.", "KEY=VALUE"),
@@ -160,6 +174,7 @@ class Recipe:
 # Settings that decide the shapes of weights, the environment or the random streams: a resumed run keeps them.
 FIXED_WHEN_RESUMED = (
     "env",
+    "kind",
     "env_args",
     "agent",
     "tstep_encoder",
@@ -365,14 +380,19 @@ QUICKSTART = Recipe(
 )
 
 
-def recipe_for(env: str, kind: Kind, action_kind: str = "discrete") -> Recipe:
+def recipe_for(
+    env: str, kind: Kind, action_kind: str = "discrete", wanted: RecipeName | None = None
+) -> Recipe:
     """The default recipe of an environment.
 
     Args:
         env: the environment's name; that of the quickstart has the quickstart's recipe.
         kind: the kind of environment.
         action_kind: "box", or that of discrete actions.
+        wanted: the recipe to take instead of that of the environment.
     """
+    if wanted is not None:
+        return Recipe(env=env, kind=wanted, **RECIPES[wanted])
     if env == QUICKSTART.env:
         return QUICKSTART
     continuous = kind == "vectors" and action_kind == "box"

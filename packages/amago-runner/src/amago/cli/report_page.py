@@ -105,6 +105,7 @@ def _overview(groups: Sequence[Group]) -> Table:
     if len(by_environment(groups)) == 1:
         columns.clear()
     columns["Return"] = lambda group: _estimate(_returns(group))
+    columns["Return from"] = lambda group: group.return_source or _NONE
     if has_attempts:
         columns["First attempt"] = lambda group: _rate(mean_success(group)[:1])
         columns["Last attempt"] = lambda group: _rate(mean_success(group)[-1:])
@@ -115,7 +116,9 @@ def _overview(groups: Sequence[Group]) -> Table:
         [_keyed(group.name, index), *(cell(group) for cell in columns.values())]
         for index, group in enumerate(groups)
     ]
-    return Table(["Configuration", *columns], rows, frozenset({0, 1} if "Environment" in columns else {0}))
+    titles = ["Configuration", *columns]
+    texts = ("Configuration", "Environment", "Return from")
+    return Table(titles, rows, frozenset(titles.index(each) for each in texts if each in titles))
 
 
 def _rate(rates: Sequence[float]) -> str:
@@ -297,6 +300,7 @@ def _runs(runs: Sequence[RunFigures]) -> Table:
                 seed,
                 epochs,
                 value,
+                _NONE if run.final_return is None else run.return_source,
                 steps,
                 updates,
                 f"{skipped:,.0f}",
@@ -309,12 +313,13 @@ def _runs(runs: Sequence[RunFigures]) -> Table:
         "Seed",
         "Epochs",
         "Return",
+        "Return from",
         "Environment steps",
         "Updates",
         "Skipped updates",
         "Time",
     ]
-    return Table(columns, rows, frozenset({0, 1}))
+    return Table(columns, rows, frozenset({0, 1, columns.index("Return from")}))
 
 
 def _count(names: Sequence[str]) -> str:

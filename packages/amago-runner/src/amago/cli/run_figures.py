@@ -85,6 +85,7 @@ class RunFigures:
         settings: everything that decides what is learned, by name, as text; the seed is not part of it.
         state: "finished", "stopped", "running" or "ended early".
         evaluation, training: mean returns of evaluations and of training episodes.
+        test_return: mean return of the latest `evaluate_test` after training; None if there was none.
         success: success rates by attempt in the latest evaluation; empty if there are none.
         success_curves: the same over the run, one curve per attempt.
         metrics: latest metrics by section.
@@ -104,6 +105,7 @@ class RunFigures:
     state: str = "ended early"
     evaluation: Curve = field(default_factory=Curve)
     training: Curve = field(default_factory=Curve)
+    test_return: float | None = None
     success: list[float] = field(default_factory=list)
     success_curves: list[Curve] = field(default_factory=list)
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -119,7 +121,9 @@ class RunFigures:
 
     @property
     def final_return(self) -> float | None:
-        """Mean return of the evaluation after training, or else of the latest one; None if there was none."""
+        """Mean return of the test after training, or else of the latest evaluation; None if there was none."""
+        if self.test_return is not None:
+            return self.test_return
         if self.summary.get("mean_return") is not None:
             return float(self.summary["mean_return"])
         return self.evaluation.returns[-1] if self.evaluation.returns else None
@@ -128,6 +132,11 @@ class RunFigures:
     def is_evaluated(self) -> bool:
         """Whether the run was evaluated after training."""
         return bool(self.summary) and _evaluated_at_the_end(self.summary)
+
+    @property
+    def return_source(self) -> str:
+        """The evaluation whose mean return is `final_return`: "test" or "last validation"."""
+        return "test" if self.test_return is not None or self.is_evaluated else "last validation"
 
     @property
     def seconds_left(self) -> float | None:
@@ -175,6 +184,12 @@ class Group:
         seeds = "seeds" if len({run.seed for run in self.runs}) == count else "runs"
         return self.label if count == 1 else f"{self.label} ({count} {seeds})"
 
+    @property
+    def return_source(self) -> str:
+        """The evaluations whose mean returns the runs have; "" if none was evaluated."""
+        sources = {run.return_source for run in self.runs if run.final_return is not None}
+        return ", ".join(sorted(sources, reverse=True))
+
 
 def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     """Reads the figures of a run; whatever it has not written yet is empty."""
@@ -184,6 +199,7 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     latest: dict[str, Mapping[str, float]] = {}
     epoch_ends: dict[int, tuple[float, float, float]] = {}
     seconds: dict[int, Mapping[str, float]] = {}
+    test: tuple[int, int, float] | None = None  # environment steps and updates before it, and its return
     steps = updates = epoch = 0
     for line in _metric_lines(folder):
         section, axes = line["section"], line["axes"]
@@ -200,6 +216,8 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         value = mean_return(metrics)
         if section in curves and value is not None:
             curves[section].add(axes.get("total_frames", 0), value, axes.get("gradient_steps", 0))
+        if section == "test" and value is not None:
+            test = int(axes.get("total_frames", 0)), int(axes.get("gradient_steps", 0)), value
         if section == "val":
             rates = success_by_attempt(metrics)
             success_curves += [Curve() for _ in rates[len(success_curves) :]]
@@ -242,6 +260,7 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
         else "ended early",
         evaluation=curves["val"],
         training=curves["train"],
+        test_return=test[2] if summary and test is not None and test[:2] == (steps, updates) else None,
         success=success or [curve.returns[-1] for curve in success_curves],
         success_curves=success_curves,
         metrics=latest,

@@ -107,10 +107,10 @@ def recorded_recipe(folder: Path) -> Recipe:
     """The recipe in the run's run.json.
 
     Raises:
-        UsageProblem: there is no run in `folder`, or one that was not started by this version of amago-run, or its
-            environment is in a module that is not trusted.
+        UsageProblem: there is no run in `folder`, or one that was not started by this version of amago-run.
+        UntrustedNameError: its environment is in a module that is not trusted.
     """
-    from amago.experiment.trusted import UntrustedNameError, require_trusted_module
+    from amago.experiment.trusted import require_trusted_module
 
     path = folder / RUN_FILE
     if not path.is_file():
@@ -121,10 +121,8 @@ def recorded_recipe(folder: Path) -> Recipe:
         raise UsageProblem(f"{folder} was not trained by amago-run: {remedy}", "RUN")
     try:
         recorded = Recipe(**recipe)
-        if module := str(recorded.env).rpartition(":")[0]:
-            require_trusted_module(module, recorded.env)
-        return recorded
     except TypeError as error:
         raise UsageProblem(f"{folder} was trained by another version of amago-run: {error}", "RUN") from error
-    except UntrustedNameError as error:
-        raise UsageProblem(str(error), "RUN") from error
+    if module := str(recorded.env).rpartition(":")[0]:
+        require_trusted_module(module, recorded.env)
+    return recorded

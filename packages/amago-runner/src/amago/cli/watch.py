@@ -24,6 +24,7 @@ from amago.cli.plots import AXIS_LABELS
 from amago.cli.report import evaluation_table
 from amago.cli.run_figures import Curve, Process, RunFigures, read_figures, x_axis
 from amago.cli.text import duration, number, short
+from amago.experiment.progress import speed_text
 
 _SECONDS_BETWEEN_READS = 1.0
 _STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "ended early": "bold red"}
@@ -95,7 +96,9 @@ def _head(run: RunFigures) -> RenderableType:
     progress += [f"about {duration(left)} left"] if left is not None else []
     totals = [f"{run.env_steps:,} steps", f"{run.gradient_steps:,} updates"]
     if value is not None:
-        totals.append(f"{'return' if run.is_evaluated else 'last evaluation'} {number(value)}")
+        totals.append(
+            f"{'test return' if run.return_source == 'test' else run.return_source} {number(value)}"
+        )
     parts: list[RenderableType] = [line, Text("  ".join(progress)), Text("  ".join(totals))]
     if run.epochs:
         bar = Table.grid(expand=True)  # where there are no colours, the bar alone does not end its line
@@ -134,7 +137,7 @@ def _process_table(processes: Sequence[Process]) -> Table:
 
 
 def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+    return "" if rate is None else speed_text(rate)
 
 
 def _count(count: int | None) -> str:

@@ -53,6 +53,11 @@ class ProgressDisplay(Callback):
         self._updates_before = 0
         self._has_learned = False
         self._first_epoch_seconds: float | None = None  # estimated while it learns
+        # Seconds up to the first counts of a session's phases, in which kernels may be compiled; estimates leave
+        # them out.
+        self._startup_seconds = 0.0
+        self._warm_phases: set[str] = set()
+        self._count_began = (0.0, 0)  # time and count of the running phase from which its speed is estimated
 
     def on_start(self, experiment: Experiment) -> None:
         policy, dataset = experiment.policy, experiment.dataset
@@ -115,10 +120,11 @@ class ProgressDisplay(Callback):
     def on_batch(self, experiment: Experiment, updated: bool) -> None:
         self._advance(experiment, 1)
         if not self._has_learned and self._first_epoch_seconds is None and self._phase_total:
-            now = time.perf_counter()
-            if now - self._phase_began >= _SECONDS_BEFORE_ESTIMATE:
-                learning = (now - self._phase_began) * self._phase_total / self._phase_count
-                self._first_epoch_seconds = self._phase_began - self._epoch_began + learning
+            now, (began, count) = time.perf_counter(), self._count_began
+            if now - began >= _SECONDS_BEFORE_ESTIMATE and self._phase_count > count:
+                learning = (now - began) / (self._phase_count - count) * self._phase_total
+                before = began - self._epoch_began - self._startup_seconds
+                self._first_epoch_seconds = before + learning
                 left = self._seconds_left(experiment, experiment.epoch)
                 if left is not None and not self._console.is_terminal:
                     self._print(f"about {_duration(left)} expected")
@@ -131,8 +137,8 @@ class ProgressDisplay(Callback):
 
     def on_epoch_end(self, experiment: Experiment, epoch: int) -> None:
         now = time.perf_counter()
-        self._epoch_seconds.append(now - self._epoch_began)
-        self._epoch_began = now
+        self._epoch_seconds.append(now - self._epoch_began - self._startup_seconds)
+        self._epoch_began, self._startup_seconds = now, 0.0
         if self._console.is_terminal:
             self._phase = ""
             self._show(experiment, epoch + 1)
@@ -153,9 +159,14 @@ class ProgressDisplay(Callback):
     def _begin_phase(self, phase: str, total: float | None) -> None:
         self._phase, self._phase_total, self._phase_count, self._steps_beside = phase, total, 0, 0
         self._phase_began = time.perf_counter()
+        self._count_began = self._phase_began, 0
 
     def _advance(self, experiment: Experiment, count: int) -> None:
         self._phase_count += count
+        if self._phase not in self._warm_phases:
+            self._warm_phases.add(self._phase)
+            self._count_began = time.perf_counter(), self._phase_count
+            self._startup_seconds += self._count_began[0] - self._phase_began
         if self._bars is not None and time.perf_counter() >= self._next_update:
             self._measure_speed()
             self._show(experiment, experiment.epoch)
@@ -189,7 +200,7 @@ class ProgressDisplay(Callback):
             description=self._phase,
             completed=self._phase_count if self._phase else 1,
             total=self._phase_total if self._phase else 1,
-            info="  ".join(f"{speed:,.0f} {unit}" for unit, speed in self._speeds.items()),
+            info="  ".join(self._speed_texts()),
         )
 
     def _print_line(self, experiment: Experiment, epoch: int) -> None:
@@ -203,13 +214,17 @@ class ProgressDisplay(Callback):
             texts[-1] += " (none in this epoch)"
         if counters.skipped_updates:
             texts[-1] += f" ({counters.skipped_updates:,} of them skipped)"
-        texts += [f"{speed:,.0f} {unit}" for unit, speed in self._speeds.items()]
+        texts += self._speed_texts()
         texts += self._returns(experiment, epoch)
         texts.append(_duration(time.perf_counter() - (self._began or self._epoch_began)))
         left = self._seconds_left(experiment, epoch + 1)
         if left is not None and epoch + 1 != last:
             texts[-1] += f", about {_duration(left)} left"
         self._print("  ".join(texts))
+
+    def _speed_texts(self) -> list[str]:
+        units = (unit for unit in _SPEED_UNITS.values() if unit in self._speeds)
+        return [f"{speed_text(self._speeds[unit])} {unit}" for unit in units]
 
     def _returns(self, experiment: Experiment, epoch: int | None = None) -> list[str]:
         """Returns of the last evaluation and of training episodes; an evaluation of an earlier epoch says so."""
@@ -230,10 +245,16 @@ class ProgressDisplay(Callback):
             mean = self._first_epoch_seconds
         else:
             mean = sum(self._epoch_seconds) / len(self._epoch_seconds)
-        return max(0.0, mean * (last - epochs_done) - (time.perf_counter() - self._epoch_began))
+        gone = time.perf_counter() - self._epoch_began - self._startup_seconds
+        return max(0.0, mean * (last - epochs_done) - gone)
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def speed_text(per_second: float) -> str:
+    """A speed in whole numbers, below 10 with two significant digits."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
 
 
 def _threads(experiment: Experiment) -> str:

@@ -22,7 +22,21 @@ _trusted: ContextVar[tuple[str, ...]] = ContextVar("_trusted", default=())
 
 
 class UntrustedNameError(ValueError):
-    """A file in a run folder names something that is neither a part of amago nor of a trusted package."""
+    """A file in a run folder names something that is neither a part of amago nor of a trusted package.
+
+    Args:
+        problem: what it names.
+        package: the package that could be trusted; "" if that would not help.
+
+    Attributes:
+        problem, package: as given.
+    """
+
+    def __init__(self, problem: str, package: str = "") -> None:
+        remedy = f": if you trust it, do this inside `with trusting({package!r}):`" if package else ""
+        super().__init__(problem + remedy)
+        self.problem = problem
+        self.package = package
 
 
 @contextmanager
@@ -62,10 +76,9 @@ def require_trusted_module(module: str, name: str) -> None:
         UntrustedNameError: it is neither of amago nor of a trusted package.
     """
     if not _is_within(module, ("amago", *_trusted.get())):
-        package = module.partition(".")[0]
         raise UntrustedNameError(
-            f"the run folder names {name!r}, which is not a part of amago, and loading it runs its code. If you "
-            f"trust it, add --trust {package}, or in Python: with trusting({package!r}): ..."
+            f"the run folder names {name!r}, which is not a part of amago, and loading it runs its code",
+            module.partition(".")[0],
         )
 
 

@@ -23,7 +23,7 @@ KINDS: dict[Kind, str] = {
     "vectors": "the current observation suffices",
     "memory": "vectors; earlier steps or attempts must be remembered",
     "pixels": "images of a screen or a camera",
-    "tokens": "small grids of ids, and instructions",
+    "tokens": "small grids (ids, flags, one-hot cells or numbers), and texts",
     "offline": "a fixed dataset; the environment is only for evaluation",
 }
 
