@@ -280,7 +280,7 @@ def test_the_table_sums_over_processes(tmp_path: Path) -> None:
         (tmp_path / "collectors" / f"{index}.json").write_text(json.dumps(account))
     table = LaunchTable(tmp_path, 0.1, 10)
     assert table.line() == (
-        "epoch 3/10  1,000 steps  50 updates  200 steps/s  5.0 updates/s  ratio 0.05 of 0.1  buffer 7  "
+        "epoch 3/10  1,000 steps  50 updates  200 steps/s  5 updates/s  ratio 0.05 of 0.1  buffer 7  "
         "policy – s old  return 1.5"
     )
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115

@@ -82,6 +82,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) 
     """See `amago.kernels.linear`."""
     if x.numel() == 0 or weight.numel() == 0:
         return reference.linear(x, weight, bias, leaky)
+    if torch.get_num_threads() > 1:
+        return _by_convolution(x, weight, bias, leaky)
     rows = x.reshape(-1, x.shape[-1])
     n_rows = len(rows)
     rows = _padded(rows)
@@ -90,13 +92,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) 
 
 
 def _padded(x: Tensor) -> Tensor:
-    """x (M, K) with rows of zeros up to one of eight sizes between powers of two.
+    """x (M, K) with rows of zeros up to one of sixteen sizes between powers of two.
 
     oneDNN generates code for each new shape, which takes longer than a product of small matrices, and batches
     have a different number of transitions every time.
     """
-    missing = -len(x) % (1 << max(0, len(x).bit_length() - 4))
+    missing = -len(x) % (1 << max(0, len(x).bit_length() - 5))
     return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def _by_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> Tensor:
+    """As `linear`, by a convolution with a kernel of one pixel.
+
+    For the large layers that are worth several threads it takes some 5 % less time than the linear operation, and
+    padding does not pay there. With one thread torch does not compute it by oneDNN.
+    """
+    n_out, n_in = weight.shape
+    image = x.reshape(1, -1, 1, n_in).permute(0, 3, 1, 2)  # (1, K, M, 1), channels last
+    kernel = weight.reshape(n_out, 1, 1, n_in).permute(0, 3, 1, 2)  # (N, K, 1, 1)
+    out = F.conv2d(image, kernel, bias)  # (1, N, M, 1)
+    if leaky is not None:
+        out = F.leaky_relu(out, leaky, inplace=True)
+    return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], n_out)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) -> Tensor:
