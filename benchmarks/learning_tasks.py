@@ -66,11 +66,11 @@ def _tmaze(length: int, epochs: int) -> Task:
 
 TASKS = {
     "quickstart": Task(
-        title="MetaFrozenLake 3 x 3, five attempts", arguments="MetaFrozenLake --threads 1", best="5"
+        title="MetaFrozenLake 3 x 3, five attempts", arguments="MetaFrozenLake", best="5"
     ),
     "frozen-lake-hard": Task(
         title="MetaFrozenLake 3 x 3, hard mode",
-        arguments="MetaFrozenLake --env-arg hard_mode=True --threads 1 --eval-episodes 300",
+        arguments="MetaFrozenLake --env-arg hard_mode=True --eval-episodes 300",
         best="5",
     ),
     "room-key-door": Task(
