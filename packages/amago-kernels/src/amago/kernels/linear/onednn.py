@@ -82,7 +82,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, leaky: float | None) 
     """See `amago.kernels.linear`."""
     if x.numel() == 0 or weight.numel() == 0:
         return reference.linear(x, weight, bias, leaky)
-    if torch.get_num_threads() > 1:
+    if not torch.compiler.is_compiling() and torch.get_num_threads() > 1:
         return _by_convolution(x, weight, bias, leaky)
     rows = x.reshape(-1, x.shape[-1])
     n_rows = len(rows)
