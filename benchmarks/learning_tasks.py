@@ -65,9 +65,7 @@ def _tmaze(length: int, epochs: int) -> Task:
 
 
 TASKS = {
-    "quickstart": Task(
-        title="MetaFrozenLake 3 x 3, five attempts", arguments="MetaFrozenLake", best="5"
-    ),
+    "quickstart": Task(title="MetaFrozenLake 3 x 3, five attempts", arguments="MetaFrozenLake", best="5"),
     "frozen-lake-hard": Task(
         title="MetaFrozenLake 3 x 3, hard mode",
         arguments="MetaFrozenLake --env-arg hard_mode=True --eval-episodes 300",
