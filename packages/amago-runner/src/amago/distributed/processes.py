@@ -29,7 +29,7 @@ from amago.distributed.peer_watch import Meeting, PeerWatch, connect
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long processes wait for each other, e.g. for the one with the slowest environments."""
 
-_CONNECT_SECONDS = 60.0
+_CONNECT_SECONDS = 180.0
 
 
 class Processes:
