@@ -69,7 +69,7 @@ ROWS = (
 )
 
 
-class Slow(gym.Env[Any, int]):
+class Slow(gym.Env[Any, Any]):
     """Episodes of 20 steps that take a while."""
 
     def __init__(self, what: str, seconds: float) -> None:
