@@ -79,8 +79,6 @@ _OTHER_OPTIONS = {
     "log_to_wandb": "--wandb",
 }
 
-_NOTHING = object()
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
@@ -310,13 +308,12 @@ def _refuse_set_by_options(plan: RunPlan) -> None:
 
 def _refuse_settings_of_another_agent(plan: RunPlan) -> None:
     """Raises a UsageProblem for a setting of `Agent` that the recipe's setting of the trained agent overrides."""
-    own, name = selector_of(plan.agent), plan.agent.__name__
-    active = {(each.selector, each.parameter): each.value for each in active_bindings()}
-    for selector, parameter in active:
-        key = f"{own}.{parameter}"
-        if selector == selector_of(Agent) != own and plan.gin.get(key, _NOTHING) == active.get(
-            (str(own), parameter)
-        ):
+    base, name = selector_of(Agent), plan.agent.__name__
+    active = {each.key: each.value for each in active_bindings()}
+    for key, value in plan.gin.items():
+        selector, _, parameter = key.rpartition(".")
+        is_own = selector == selector_of(plan.agent) != base
+        if is_own and f"{base}.{parameter}" in active and active.get(key) == value:
             raise UsageProblem(
                 f"Agent.{parameter} has no effect on the {name} that is trained: give {name}.{parameter}.",
                 "--set or --gin",

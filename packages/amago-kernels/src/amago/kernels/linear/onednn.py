@@ -1,9 +1,9 @@
-"""Linear layers by oneDNN, through the operation of torch that torch.compile uses for them.
+"""Linear layers by oneDNN: with one thread by torch's linear operation for it, with several as convolutions.
 
 torch computes float32 matrix products on a CPU with MKL, which keeps to AVX2 on processors that are not
 Intel's. oneDNN uses the AVX-512 units that recent ones have: on one Zen 5 core 180 against 98 GFLOP/s for
-(1080, 64) times (64, 64), and 227 against 105 for (3072, 256) times (256, 1024). The operation has no derivative,
-so it is given here, by products of the same kind.
+(1080, 64) times (64, 64), and 227 against 105 for (3072, 256) times (256, 1024). The linear operation has no
+derivative, so it is given here, by products of the same kind.
 
 Shapes: M rows, K inputs, N outputs.
 """
