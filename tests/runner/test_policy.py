@@ -27,6 +27,7 @@ import amago
 from amago.cli_utils import use_config
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
+from amago.experiment.trusted import UntrustedNameError
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.policy import Policy
 
@@ -302,6 +303,6 @@ class OwnEncoder(FFTstepEncoder):
 
 def test_classes_of_other_packages_are_loaded_if_the_user_trusts_them(make_experiment: Made) -> None:
     run = trained(make_experiment, "discrete-ff", tstep_encoder_type=OwnEncoder).run_dir
-    with pytest.raises(ValueError, match="test_policy:OwnEncoder', which is not a part of amago"):
+    with pytest.raises(UntrustedNameError, match="test_policy:OwnEncoder', which is not a part of amago"):
         Policy.load(run)
     assert isinstance(Policy.load(run, trust=("tests",)).agent.tstep_encoder, OwnEncoder)

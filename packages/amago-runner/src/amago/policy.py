@@ -149,6 +149,7 @@ class Policy:
             FileNotFoundError: there is no run, or it has no such checkpoint.
             ValueError: run.json is damaged or lacks something that the agent is built from; then build the agent
                 yourself, load its weights by `load_policy_weights`, and call `Policy(agent, ...)`.
+            UntrustedNameError: run.json names a class of a package that is neither amago nor in `trust`.
         """
         folder = Path(run).expanduser()
         record = read_run(folder)

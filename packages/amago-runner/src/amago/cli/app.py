@@ -35,8 +35,8 @@ class _Command(TyperCommand):
         except UsageProblem as problem:
             problem.ctx = ctx
             raise
-        except ValueError as error:
-            from amago.experiment.trusted import UntrustedNameError
+        except RuntimeError as error:
+            from amago.experiment.trusted import UntrustedNameError  # imports torch
 
             if not isinstance(error, UntrustedNameError):
                 raise

@@ -25,7 +25,6 @@ from amago.cli.video import check_video_path, film_episodes
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
 from amago.experiment.run_json import read_run
-from amago.experiment.trusted import UntrustedNameError
 from amago.loading import DoNothingDataset
 from amago.policy import find_weights
 
@@ -46,8 +45,6 @@ def rebuilt_experiment(
     record = read_run(folder)
     try:
         record.import_classes()
-    except UntrustedNameError:
-        raise
     except ValueError as error:
         raise UsageProblem(str(error), "RUN") from error
     set_by_gin = changed_arguments(record, gin_files, assignments)
@@ -65,8 +62,6 @@ def rebuilt_experiment(
             raise UsageProblem(f"Experiment.{name} has no effect here.", "--set")
         try:
             experiment_class, arguments = record.experiment_class(), record.experiment_arguments(**own)
-        except UntrustedNameError:
-            raise
         except ValueError as error:
             raise UsageProblem(
                 f"{folder} was trained by a script, which has to evaluate it: {error}", "RUN"
@@ -91,8 +86,6 @@ def recorded_maker(folder: Path) -> Callable[[], AMAGOEnv]:
         return maker_of(recorded_recipe(folder))
     try:
         maker: Any = record.argument("make_val_env")
-    except UntrustedNameError:
-        raise
     except ValueError as error:
         remedy = "define it at the top level of a module other than the script, or act by amago.Policy."
         raise UsageProblem(f"{folder}: {error}: {remedy}", "RUN") from error

@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from amago.cli.options import UsageProblem
-from amago.experiment.trusted import UntrustedNameError
 from amago.policy import Policy
 
 
@@ -19,8 +18,6 @@ def export_run(folder: Path, out: Path, checkpoint: str, console: Console) -> No
     """
     try:
         described = Policy.load(folder, checkpoint).export(out)
-    except UntrustedNameError:
-        raise
     except (ValueError, FileNotFoundError) as error:
         raise UsageProblem(f"{error}.", "export") from error
     console.print(f"Program      {out}\nDescription  {described}", highlight=False)

@@ -16,7 +16,6 @@ from amago.cli.options import UsageProblem
 from amago.cli.run_folders import RUN_FILE, find_run, problems_named, require_run_folder
 from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
-from amago.experiment.trusted import UntrustedNameError
 from amago.utils import count_params
 
 
@@ -52,8 +51,6 @@ def import_policy(
         else:
             folder = find_run(run, run_dir)
             agent = _import_into_existing_run(folder, file, weights)
-    except UntrustedNameError:
-        raise
     except (ValueError, FileNotFoundError) as error:
         raise UsageProblem(str(error), "POLICY") from error
     console.print(

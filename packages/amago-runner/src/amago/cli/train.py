@@ -39,7 +39,7 @@ from amago.experiment.run_folder import PICTURE_FILE, SUMMARY_FILE
 from amago.experiment.run_json import read_run
 from amago.experiment.stop_signals import RunStopped
 from amago.experiment.summary import Summary
-from amago.experiment.trusted import UntrustedNameError, trusting
+from amago.experiment.trusted import trusting
 
 
 def train_run(
@@ -164,8 +164,6 @@ def _scripts_experiment(
         arguments = record.experiment_arguments(**arguments)
         kept = {name: value for name, value in arguments.items() if name not in set_by_gin}
         experiment: Experiment = experiment_class(**kept)
-    except UntrustedNameError:
-        raise
     except ValueError as error:
         raise UsageProblem(
             f"{folder} was trained by a script, which has to resume it: {error}", "--resume"

@@ -21,7 +21,7 @@ from amago.experiment import gin_config
 _trusted: ContextVar[tuple[str, ...]] = ContextVar("_trusted", default=())
 
 
-class UntrustedNameError(ValueError):
+class UntrustedNameError(RuntimeError):
     """A file in a run folder names something that is neither a part of amago nor of a trusted package.
 
     Args:
