@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,29 +67,64 @@ def curves_of(task: str) -> dict[str, list[Curve]]:
 
 
 def draw_all(tasks: Sequence[str]) -> None:
-    """Draws docs/learning-TASK.png for each of the tasks that has a row."""
+    """Draws docs/learning-TASK.png for each of the tasks that has a row, and docs/learning.png of all tasks."""
     for task in tasks:
         curves = curves_of(task)
         if curves:
             draw(task, curves, ROOT / "docs" / f"learning-{task}.png")
+    draw_summary(ROOT / "docs" / "learning.png")
+
+
+def draw_summary(path: Path) -> None:
+    """Draws the return after training of all tasks and policies: seeds, their interquartile mean, random."""
+    from matplotlib.figure import Figure
+
+    tasks = list(dict(_pairs()))
+    columns = 4
+    lines = -(-len(tasks) // columns)
+    figure = Figure(figsize=(9.6, 1.25 * lines + 0.5), dpi=150, layout="constrained")
+    panels: Any = figure.subplots(lines, columns, squeeze=False).flat
+    handles = {}
+    for panel, task in itertools.zip_longest(panels, tasks):
+        if task is None:
+            panel.set_axis_off()
+            continue
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.set_title(TASKS[task].title, fontsize=7.5)
+        panel.set_yticks([])
+        panel.set_ylim(-3.6, 0.6)
+        panel.tick_params(axis="x", labelsize=7)
+        for place, (policy, (color, marker)) in enumerate(STYLES.items()):
+            rows = current_rows(task, policy)
+            if not rows:
+                continue
+            returns = [float(row["mean_return"]) for row in rows]
+            middle = bootstrap_interquartile_mean([returns])[0]
+            handles[LABELS[policy]] = panel.scatter(middle, -place, 28, color, marker)
+            if len(returns) > 1:
+                panel.plot([min(returns), max(returns)], [-place, -place], color=color, linewidth=1.5)
+            random = float(rows[-1]["random_return"])
+        handles["random policy"] = panel.axvline(random, color="#555555", linestyle="--", linewidth=1)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.savefig(path, facecolor="white")
 
 
 def draw(task: str, curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
-    """Draws the evaluations of all policies over environment steps and over wall time, above the random policy.
+    """Draws the evaluations of all policies over environment steps and over time, above the random policy.
 
-    Thin lines are seeds, the thick one is their mean. Over wall time only runs are drawn that had a core to
-    themselves.
+    Thin lines are seeds, the thick one is their mean. Time is that of a core of the run's own, see `_timed`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    timed = {policy: [each for each in seeds if _had_the_core(each)] for policy, seeds in curves.items()}
+    timed = {policy: [_timed(each) for each in seeds] for policy, seeds in curves.items()}
+    timed = {policy: [each for each in seeds if each] for policy, seeds in timed.items()}
     timed = {policy: seeds for policy, seeds in timed.items() if seeds}
     figure = Figure(figsize=(9.6 if timed else 6.4, 4.0), dpi=150, layout="constrained")
     panels: Any = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     offline = all(float(point["env_steps"]) == 0 for each in curves.values() for c in each for point in c)
     left = ("gradient_steps", "updates") if offline else ("env_steps", "environment steps")
-    right = ("seconds", "wall time in seconds")
+    right = ("seconds", "seconds on one core")
     for panel, (axis, label), shown in zip(panels, (left, right), (curves, timed), strict=False):
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)
@@ -103,23 +139,22 @@ def draw(task: str, curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     panels[0].set_ylabel("mean return of an episode")
     figure.suptitle(TASKS[task].title, fontsize=12)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=len(labels) if timed else 2,
-        frameon=False,
-        fontsize=9,
-    )
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, facecolor="white")
 
 
-def _had_the_core(curve: Curve) -> bool:
-    """Whether other work on the machine did not slow the run down: it used its core at least 80 % of the time."""
+def _timed(curve: Curve) -> Curve:
+    """The curve in seconds on one core: wall times, scaled to the processor time of the run.
+
+    A run is one process with one thread, so on an idle machine its wall time is its processor time. [] if the
+    processor time was not measured.
+    """
     key = [curve[-1][column] for column in ("task", "policy", "seed")]
     row = [row for row in read_rows() if [row["task"], row["policy"], row["seed"]] == key][-1]
-    is_timed = bool(row["cpu_seconds"]) and all(point["seconds"] for point in curve)
-    return is_timed and float(row["cpu_seconds"]) >= 0.8 * float(row["wall_seconds"])
+    if not row["cpu_seconds"] or not all(point["seconds"] for point in curve):
+        return []
+    scale = min(1.0, float(row["cpu_seconds"]) / float(row["wall_seconds"]))
+    return [point | {"seconds": str(scale * float(point["seconds"]))} for point in curve]
 
 
 def _draw_policy(panel: Any, policy: str, seeds: Sequence[Curve], axis: str) -> None:
@@ -159,8 +194,8 @@ def tables() -> list[str]:
 
 def table() -> Iterator[str]:
     """Returns by task and policy."""
-    yield "| task | policy | seeds | return | random | steps | updates | CPU, s | wall, s | load |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "| task | policy | seeds | return | random | steps | updates | CPU, s |"
+    yield "|---|---|---|---|---|---|---|---|"
     shown = None
     for task, policy in _pairs():
         rows = current_rows(task, policy)
@@ -171,8 +206,7 @@ def table() -> Iterator[str]:
         yield (
             f"| {name} | {LABELS[policy]} | {seeds} | {interval(rows)} "
             f"| {_short(float(last['random_return']))} | {int(last['env_steps']):,} "
-            f"| {int(last['gradient_steps']):,} | {_middle(rows, 'cpu_seconds', 0)} "
-            f"| {_middle(rows, 'wall_seconds', 0)} | {_middle(rows, 'load', 1)} |"
+            f"| {int(last['gradient_steps']):,} | {_middle(rows, 'cpu_seconds')} |"
         )
 
 
@@ -209,11 +243,11 @@ def commands() -> Iterator[str]:
 
 def pictures() -> Iterator[str]:
     """The figure of each task that has rows."""
-    yield "Evaluations during training. Thin lines are seeds, the thick line is their mean. Over wall time"
-    yield "only runs are shown that had a core to themselves: their CPU time is at least 80 % of their wall time."
+    yield "Evaluations during training. Thin lines are seeds, the thick line is their mean. Seconds on one core"
+    yield "are calculated: wall time times the run's CPU time / wall time, because other work shared the cores."
     yield ""
     for task in dict(_pairs()):
-        yield f"![{TASKS[task].title}: return over environment steps, and wall time](learning-{task}.png)"
+        yield f"![{TASKS[task].title}: return over environment steps, and time](learning-{task}.png)"
         yield ""
 
 
@@ -234,10 +268,10 @@ def _pairs() -> Iterator[tuple[str, str]]:
                 yield task, policy
 
 
-def _middle(rows: Sequence[Row], key: str, digits: int) -> str:
+def _middle(rows: Sequence[Row], key: str) -> str:
     """The median of a column; empty where no row has a value."""
     values = [float(row[key]) for row in rows if row[key]]
-    return f"{np.median(values):.{digits}f}" if values else ""
+    return f"{np.median(values):.0f}" if values else ""
 
 
 def _digits(value: float) -> int:

@@ -97,7 +97,10 @@ TASKS = {
     ),
     "popgym-position-cartpole": Task(
         title="POPGym PositionOnlyCartPoleEasy",
-        arguments="popgym-PositionOnlyCartPoleEasy-v0 --max-seq-len 64",
+        arguments=(
+            "popgym-PositionOnlyCartPoleEasy-v0 --kind vectors --set Agent.reward_multiplier=100.0"  # returns <= 1
+        ),
+        memory=RECURRENT,
         best="1",
     ),
     "cartpole": Task(title="CartPole-v1", arguments="CartPole-v1", memory=RECURRENT, none="", best="500"),

@@ -153,6 +153,8 @@ class Page:
     def _run_blocks(self) -> int:
         count = sum(Page(path).run() for path in self.earlier)
         if any(block.runs and block.language in ("python", "bash") for block in self.blocks):
+            import torch._dynamo  # which every optimizer imports
+
             import amago.cli.train
             import amago.experiment.experiment  # noqa: F401
         for block in self.blocks:
