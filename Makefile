@@ -25,7 +25,7 @@ INSTALLED := .venv/.installed
 ENVS_VENV := .venv-envs
 DOCS_VENV := .venv-docs
 ENV_EXTRAS := popgym,babyai,metaworld,atari,retro,xland,gymnax,mujoco,dm-control,minari
-# procgen2 and gym ask for older versions than those that they run with; gym3 needs cffi and imageio.
+# procgen2 and gym require older versions of packages than they need; gym3 needs cffi and imageio.
 ENV_PACKAGES_NO_DEPS := procgen2 gym3 envpool gym gym-notices optree
 
 # Caches and compiled kernels go to the build folder of the repository, not to the home folder.
@@ -41,7 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Applies to pip's isolated build environments, so that none of them downloads torch.
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-# One thread per test process: the tensors of the tests are small, and more threads would compete for the cores.
+# One thread per test process: the tensors in the tests are small, and more threads would compete for the cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 WANDB_MODE=offline $(BIN)/pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
@@ -64,7 +64,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(PACKAGE_PATHS:%=%/pyproject.toml)
 train: setup  ## train the quickstart (MetaFrozenLake) into runs/quickstart, or continue it
 	$(BIN)/amago-run train $(or $(ARGS),--auto-resume)
 
-# Previous action and reward are one step of memory, enough to adapt a little, so they are hidden from the control.
+# The previous action and reward are one step of memory, enough to adapt a little, so they are hidden from the control.
 train-control: setup runs/quickstart/summary.json  ## train the quickstart without memory, plot both in docs/quickstart.png
 	$(BIN)/amago-run train --run-name quickstart-control \
 		--traj-encoder ff --set FFTstepEncoder.hide_rl2s=True $(or $(ARGS),--auto-resume)
@@ -79,7 +79,7 @@ test: setup  ## tests except long trainings and GPU tests
 test-envs: $(ENVS_VENV)/.installed  ## test the builtin environments with their packages, in .venv-envs
 	$(subst $(BIN),$(ENVS_VENV)/bin,$(PYTEST)) tests/environments $(ARGS)
 
-# The packages of the environments ask for other versions than the development tools, so they have their own .venv.
+# The packages of the environments require other versions than the development tools, so they have their own .venv.
 $(ENVS_VENV)/.installed: constraints-envs.txt $(PACKAGE_PATHS:%=%/pyproject.toml)
 	test -x $(ENVS_VENV)/bin/python || $(PYTHON) -m venv $(ENVS_VENV)
 	$(ENVS_VENV)/bin/python -m pip install -qq -c constraints-envs.txt 'pip>=25.1'
@@ -99,7 +99,7 @@ docs: setup $(DOCS_VENV)/.installed docs-files  ## build the documentation into 
 docs-serve: setup $(DOCS_VENV)/.installed docs-files  ## show the documentation at http://127.0.0.1:8000 while it is edited
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs serve --no-strict
 
-docs-files: setup  # pictures and pages that commands make
+docs-files: setup  # generated pictures and pages
 	$(BIN)/python scripts/docs_tables.py
 	$(BIN)/python scripts/docs_pictures.py
 

@@ -1,1 +1,1 @@
-"""Benchmarks: each module is run by itself, prints what it measured and stores it under results/."""
+"""Benchmarks: each module is a program that prints its measurements and stores them under results/."""

@@ -1,11 +1,12 @@
-"""Time of one acting step on a CPU, without an environment: compiled, and by the agent's modules.
+"""Time of one policy step on a CPU, without an environment: compiled, and with the agent's modules.
 
     .venv/bin/python -m benchmarks.acting
     .venv/bin/python -m benchmarks.acting --only Transformer --rows 1 12 64
 
 The policies are those of `benchmarks.rollout`, and a Mamba of the same width. Inputs are random and change at
-every step, as in a rollout: with constant ones the processor predicts every branch. All rows begin new episodes
-every `--episode` steps, so a Transformer attends to half as many on average. Medians in microseconds.
+every step, as in a rollout: with constant inputs the processor predicts every branch. All rows begin new
+episodes every `--episode` steps, so a Transformer attends to half as many steps on average. Medians in
+microseconds.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Benchmark cases of `benchmarks.kernels`: example calls, their work, and alternatives without this package.
+"""Cases of `benchmarks.kernels`: example calls, their work, and alternative implementations in torch.
 
-Work is the minimum that any implementation has to do:
+Work is the minimum that any implementation must do:
 
-- two-hot operations, in bytes: the logits are read once forward, and once backward, and their gradient written;
-- attention, in floating-point operations: 4 D for every pair of a query and a key that it sees, once forward, and
-  2.5 times that backward, where the scores are computed again;
+- two-hot operations, in bytes: the logits are read once in the forward pass; in the backward pass they are read
+  once and their gradient is written;
+- attention, in floating-point operations: 4 D for every pair of a query and an unmasked key in the forward pass,
+  and 2.5 times as many in the backward pass, where the scores are recomputed;
 - a step of attention, in bytes: every key and value of the ring is read;
-- the scan, in bytes: every input is read and the output written; backward every input and the output's gradient is
-  read and every input's gradient written; its step also reads and writes the state;
-- linear layers, in floating-point operations: 2 K N for every row, and backward twice that.
+- the scan, in bytes: every input is read and the output is written; in the backward pass every input and the
+  output's gradient are read and every input's gradient is written; the step also reads and writes the state;
+- linear layers, in floating-point operations: 2 K N for every row, and twice as many in the backward pass.
 """
 
 from __future__ import annotations

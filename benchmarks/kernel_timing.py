@@ -1,4 +1,4 @@
-"""Timing of calls: repeated, in turns, after a warm-up, on the CPU and on a GPU."""
+"""Timing of calls on the CPU and on a GPU: alternating repetitions after a warm-up."""
 
 from __future__ import annotations
 

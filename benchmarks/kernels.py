@@ -1,4 +1,4 @@
-"""Benchmark of every operation of amago.kernels, by every backend that runs here and by alternatives without it.
+"""Benchmark of every operation of amago.kernels, with every backend that runs here and with alternatives in torch.
 
     .venv/bin/python -m benchmarks.kernels
     .venv/bin/python -m benchmarks.kernels --only two_hot_cross_entropy --quick --no-save
@@ -10,10 +10,10 @@ the `ceiling`, measured in the same process: a copy of 1 GiB, counting reads and
 matrices. `peak_mib` is the peak of torch's allocator during one call, above its level before. `times_eager` is the
 eager backend's median divided by this one's.
 
-On a CPU the losses appear twice. "fresh": glibc returns buffers above 32 MiB to the kernel, and each call faults
-in new pages for its gradient; "kept": after `amago.kernels.memory.keep_freed_memory()`.
+On a CPU the losses are measured twice. "fresh": glibc returns buffers above 32 MiB to the kernel, and each call
+faults in new pages for its gradient; "kept": after `amago.kernels.memory.keep_freed_memory()`.
 
-Rows go to benchmarks/results/kernels.csv. It needs this folder, tests/kernels, amago.kernels and torch.
+Rows go to benchmarks/results/kernels.csv. The benchmark needs this folder, tests/kernels, amago.kernels and torch.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What agents learn: runs of tasks x policies (memory, none, neighbours) x seeds, beside a random policy.
+"""What agents learn: runs of tasks x policies (memory, none, other libraries) x seeds, and a random policy.
 
-    .venv-envs/bin/python -m benchmarks.learning                              # all that is missing
+    .venv-envs/bin/python -m benchmarks.learning                              # all missing rows
     .venv/bin/python -m benchmarks.learning --only quickstart --policy memory none --seeds 0 1 2 --jobs 2
-    .venv/bin/python -m benchmarks.learning --list                            # which rows are there
+    .venv/bin/python -m benchmarks.learning --list                            # rows that exist
     .venv/bin/python -m benchmarks.learning --draw                            # docs/learning-TASK.png
     .venv/bin/python -m benchmarks.learning --table                           # the table in docs/results.md
 
-Every run is a process of its own with one thread, in runs/learning-TASK-POLICY-SEED. Its row goes to
-benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv.
-A run whose row is there is not repeated unless `--again` is given; then the later row counts. A run that was
-stopped goes on from its checkpoint. "cpu_seconds" is the processor time of the whole process, which other work
-on the machine changes little. `make test-envs` creates .venv-envs, which has the packages of all
-environments; RecurrentPPO needs `pip install --no-deps stable-baselines3 sb3-contrib` as well, LunarLander
-`pip install box2d`, and "offline-pendulum" a dataset: `python -m benchmarks.learning_envs RUN`.
+Every run is a separate process with one thread, in runs/learning-TASK-POLICY-SEED. Its row goes to
+benchmarks/results/learning.csv and its evaluations during training to benchmarks/results/learning_curves.csv. A
+run whose row exists is not repeated unless `--again` is given; then the newest row is used. A stopped run
+continues from its checkpoint. "cpu_seconds" is the processor time of the whole process, which depends little on
+other work on the machine. `make test-envs` creates .venv-envs, which contains the packages of all environments;
+RecurrentPPO also needs `pip install --no-deps stable-baselines3 sb3-contrib`, LunarLander `pip install box2d`,
+and "offline-pendulum" a dataset: `python -m benchmarks.learning_envs RUN`.
 """
 
 from __future__ import annotations

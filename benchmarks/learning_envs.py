@@ -1,4 +1,4 @@
-"""What tasks of `benchmarks.learning` need beside the catalog: the T-Maze's exploration, a dataset of Pendulum.
+"""Additions to the catalog for `benchmarks.learning`: the T-Maze's exploration, and a dataset of Pendulum.
 
 `benchmarks.learning_envs:TMazeAltPassive` on the command line imports this module, which registers the
 exploration.

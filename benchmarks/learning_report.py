@@ -1,4 +1,4 @@
-"""Table and figures of `benchmarks.learning`, made from the rows in benchmarks/results."""
+"""Table and figures of `benchmarks.learning`, from the rows in benchmarks/results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The tasks of `benchmarks.learning`: arguments of `amago-run train`, with memory and without.
 
-**Memory against none.** A policy without memory is a feed-forward network in place of the sequence model. The
-previous action and reward are one step of memory, so they are hidden from it (`hide_rl2s`); tasks that show all of
-the state leave them to it. All else, budget included, is the same.
+A policy without memory has a feed-forward network in place of the sequence model. The previous action and reward
+are one step of memory, so they are hidden from it (`hide_rl2s`), except in fully observable tasks. All other
+settings, budget included, are the same.
 """
 
 from __future__ import annotations

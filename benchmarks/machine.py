@@ -1,4 +1,4 @@
-"""What a row of results says about where and with what it was measured, and how rows are kept."""
+"""Columns of result rows that describe the machine and the versions, and storage of the rows."""
 
 from __future__ import annotations
 

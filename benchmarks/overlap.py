@@ -1,13 +1,14 @@
-"""Time of an epoch with `overlap_collection`, and without.
+"""Time of an epoch with and without `overlap_collection`.
 
     .venv/bin/python -m benchmarks.overlap
     .venv/bin/python -m benchmarks.overlap --only compute --rounds 1 --no-save
 
-Environments in 4 worker processes sleep for 5 ms in every step, as one that waits for something else, or compute
-for 2 ms; the quickstart's environment steps in the main process. An epoch makes 60 updates of a small agent, and
-collects 15, 60 or 120 steps per actor. Each run is a process of its own; with and without overlap they take turns.
-Seconds are medians of whole epochs after the first one, which collects before it learns. In "waits" of them the
-main process waits for environments. Medians over the rounds are appended to benchmarks/results/overlap.csv.
+Environments in 4 worker processes either sleep for 5 ms in every step, as if they waited for another program,
+or compute for 2 ms; the quickstart's environment steps in the main process. An epoch makes 60 updates of a
+small agent, and collects 15, 60 or 120 steps per actor. Each run is a separate process; runs with and without
+overlap alternate. Seconds are medians of whole epochs after the first one, which collects before it learns.
+"waits_s" is the time in which the main process waits for environments. Medians over the rounds are appended to
+benchmarks/results/overlap.csv.
 """
 
 from __future__ import annotations

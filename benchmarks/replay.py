@@ -3,14 +3,15 @@
     .venv/bin/python -m benchmarks.replay
     .venv/bin/python -m benchmarks.replay --only "many files" --no-save
 
-A batch holds 24 sequences of at most 128 transitions. The first two workloads have figures of the reference:
-116 batches per second from 500 files of 1,000 steps with 32 floats, 146 from 2,000 files of 80 steps, both
-without loader workers. The others vary the format, the cache of decoded trajectories, images, workers, the number
-of files, and the page cache (cold: the files are dropped from it before every epoch, if the file system allows).
+A batch holds 24 sequences of at most 128 transitions. For the first two workloads, rates of the reference are
+known: 116 batches per second from 500 files of 1,000 steps with 32 floats, 146 from 2,000 files of 80 steps,
+both without loader workers. The others vary the format, the cache of decoded trajectories, images, workers, the
+number of files, and the page cache (cold: the files are dropped from it before every epoch, if the file system
+allows).
 
-Every row runs in its own process, which keeps freed memory as a learner does on a CPU; otherwise page faults take
-four fifths of the time of the images. One epoch to warm up, then epochs until the given time is over. Rows are
-added to benchmarks/results/replay.csv.
+Every row is measured in a separate process, which keeps freed memory as a learner does on a CPU; otherwise page
+faults take four fifths of the time with images. After one epoch of warm-up, epochs are repeated until the given
+time is over. Rows are added to benchmarks/results/replay.csv.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps per second of data collection, trajectory files included.
+"""Environment steps per second of data collection, including the writing of trajectory files.
 
     .venv/bin/python -m benchmarks.rollout
     .venv/bin/python -m benchmarks.rollout --rounds 5
@@ -7,13 +7,13 @@
     .venv/bin/python -m benchmarks.rollout --only "lake GRU" --no-save
     .venv/bin/python -m benchmarks.rollout --only "lake FF" --memory 10000000 --no-save
 
-Trajectory encoders are 128 wide with 3 layers; timestep encoder and actor keep their defaults, 512 and 256 wide.
-Exploration is on, and every finished episode becomes a file; the time ends when the last file is on disk. Every
-row is measured in a process of its own. `bare_steps_per_s` are the steps of one environment without any of our
-code, on one core; `us_per_file` is the time of the disk for a small file; `reference_steps_per_s` was measured
-with the reference implementation, on an unknown machine.
+Trajectory encoders are 128 wide with 3 layers; timestep encoder and actor keep their defaults, 512 and 256
+wide. Exploration is on, and every finished episode becomes a file; the measurement ends when the last file is
+on disk. Every row is measured in a separate process. `bare_steps_per_s` is the rate of one environment alone,
+without this library, on one core; `us_per_file` is the time that the disk takes for a small file;
+`reference_steps_per_s` was measured with the reference implementation, on an unknown machine.
 
-`--memory STEPS` collects that many and prints the resident memory on the way. Rows are appended to
+`--memory STEPS` collects that many steps and repeatedly prints the resident memory. Rows are appended to
 benchmarks/results/rollout.csv when their last round is done.
 """
 

@@ -1,12 +1,12 @@
-"""Throughput of a learner with 1 to 4 collectors on this machine, and what passes between them.
+"""Throughput of a learner with 1 to 4 collectors on this machine, and the data that they exchange.
 
     .venv/bin/python -m benchmarks.scaling
     .venv/bin/python -m benchmarks.scaling --collectors 1 2 --seconds 60
     .venv/bin/python -m benchmarks.scaling --cluster
 
 Each row is a launch of the quickstart's networks and environment, measured for some seconds after the learner's
-first update. Rates are increases of what collectors and learner have counted. Beyond as many processes as there
-are cores, collectors take time from each other and from the learner.
+first update. Rates are computed from the increase of the counters of collectors and learner. With more processes
+than cores, collectors and learner compete for the cores.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Benchmark of updates of small and middle sizes: updates per second of this checkout, and of another in turns.
+"""Benchmark of updates at several sizes: updates per second of this checkout, in turns with another one.
 
     .venv/bin/python -m benchmarks.updates
     .venv/bin/python -m benchmarks.updates --against ../other-checkout --rounds 3
     .venv/bin/python -m benchmarks.updates --compile --sizes small middle
 
-24 sequences of up to 46 timesteps (128 for the large size). A varying number of timesteps is padding: as from a
-replay buffer, every batch has another number of transitions. Each row is measured in a process of its own, with
-sleeping OpenMP threads as in `amago-run`, and with as many threads as the checkout's Experiment chooses. The
+24 sequences of up to 46 timesteps (128 for the large size). The amount of padding varies: as from a replay
+buffer, every batch has another number of transitions. Each row is measured in a separate process, with
+OMP_WAIT_POLICY=PASSIVE as in `amago-run`, and with as many threads as the checkout's Experiment chooses. The
 loss of one batch, in eval mode and over all critics, is computed by the chosen backends and by the reference
 backends; both must agree.
 
-With --compile, each batch trains the agent and then a copy whose loss is compiled, so that both meet the same
-load. The time of the copy's first ten updates depends on torch's cache of compiled code: TORCHINDUCTOR_CACHE_DIR
-names the cache's folder, empty for the first run on a machine.
+With --compile, each batch trains the agent and then a copy whose loss is compiled, so that both are measured
+under the same load. The time of the copy's first ten updates depends on torch's cache of compiled code:
+TORCHINDUCTOR_CACHE_DIR names the cache's folder, empty for the first run on a machine.
 
 Rows go to benchmarks/results/updates.csv, and those of --compile to compile.csv.
 """

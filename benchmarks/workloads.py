@@ -1,4 +1,4 @@
-"""Workloads of the learner's benchmarks: agents, batches, and plain agents with the same weights."""
+"""Workloads of the learner benchmarks: agents, batches, and plain agents with the same weights."""
 
 from __future__ import annotations
 

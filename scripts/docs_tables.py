@@ -30,7 +30,7 @@ def cli_page() -> str:
     lines = [
         "# amago-run",
         "",
-        f"{group.help} This page has what `amago-run COMMAND --help` prints.",
+        f"{group.help} This page lists the output of `amago-run COMMAND --help`.",
         "",
         "| command | |",
         "|---|---|",
@@ -65,7 +65,7 @@ def command_section(name: str, command: Any) -> list[str]:
 
 
 def argument_usage(argument: Any) -> str:
-    dots = "..." if argument.nargs == -1 else ""
+    dots = "..." if argument.nargs == -1 and not (argument.metavar or "").endswith("...") else ""
     return (
         f"{argument.metavar or argument.name.upper()}{dots}"
         if argument.required
@@ -128,13 +128,13 @@ def defaults_page() -> str:
         "# Default settings",
         "",
         "`amago-run train ENV` chooses settings by the kind of ENV. `amago-run list recipes` prints them, and",
-        "`amago-run check-env ENV` names the kind of an environment. Options on the command line win over them.",
+        "`amago-run check-env ENV` names the kind of an environment. Command-line options override them.",
         "",
         "| kind | environments |",
         "|---|---|",
         *(f"| {kind} | {cell(meaning)} |" for kind, meaning in KINDS.items()),
         "",
-        "`continuous` are vectors with continuous actions; `quickstart` is `amago-run train` without ENV. An",
+        "`continuous` is `vectors` with continuous actions; `quickstart` is `amago-run train` without ENV. An",
         "empty cell means the default.",
         "",
         f"| option | default | {' | '.join(recipes)} |",

@@ -63,19 +63,19 @@ def _choose(probs: Tensor, sample: bool) -> Tensor:
 def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     """Compiles an agent for acting on a CPU with one C++ call per timestep.
 
-    The result has the agent's `get_actions`, on a copy of its weights. After training call `refresh`: it copies
+    The result has the agent's `get_actions`, on a copy of its weights. Call `refresh` after training: it copies
     the weights again, and returns False if the agent can no longer be compiled.
 
-    Issues one UserWarning per agent if it must act by its modules because of what it overrides.
+    Issues one UserWarning per agent if overrides or modules of the agent prevent compilation.
 
     Args:
         agent: agent in eval mode.
 
     Returns:
-        None if the agent must act by its modules: it overrides `get_actions` or `get_state_embedding`, passes
-        observations to the actor, is in training mode or not on the CPU in float32, has forward hooks or modules
-        without a translation; or there is no C++ compiler, `use_backend` asks for another backend, or autocast
-        is on.
+        None if the agent cannot be compiled: it overrides `get_actions` or `get_state_embedding`, passes
+        observations to the actor, is in training mode or not on the CPU in float32, or has forward hooks or
+        modules without a translation; or there is no C++ compiler, `use_backend` requests another backend, or
+        autocast is enabled.
     """
     if torch.is_autocast_enabled("cpu"):
         return None

@@ -58,20 +58,21 @@ class Agent(BaseAgent):
         offline_coeff: weight of filtered behaviour cloning; 0 skips it.
         critic_loss_weight: weight of the critic loss against the actor loss.
         gamma: discount of the acting policy, in [0, 1].
-        reward_multiplier: factor of rewards in the loss.
+        reward_multiplier: positive factor of the rewards in the loss.
         tau: step size of the target networks, in (0, 1].
-        fake_filter: behaviour cloning without a filter; without an online loss the critics are then not trained.
+        fake_filter: clone all actions with weight 1. If `online_coeff` is 0, the critics are then not trained.
         num_actions_for_value_in_critic_loss: action samples for the value of the next state.
         num_actions_for_value_in_actor_loss: action samples for V(s) and for the online loss.
         fbc_filter_func: weights of behaviour cloning from advantages (B, T, G, 1), see `amago.agent.filters`; any
             callable, for example an object with state.
-        popart: normalise the critics' targets.
+        popart: normalise the critics' targets by PopArt (van Hasselt et al. 2016).
         use_target_actor: compute targets with the actions of a target copy of the actor.
         use_multigamma: train for the discounts of `Multigammas` in addition to `gamma`.
-        n_step: length of the returns.
+        n_step: number of rewards in the n-step returns, at least 1.
         actor_type: class, `functools.partial` or function, called with `state_dim`, `action_dim`, `discrete`,
             `gammas`, and `continuous_dist_type` for MultiBinary and MultiDiscrete actions.
-        critic_type: likewise, called with the first four and `num_critics`.
+        critic_type: class, partial or function, called with `state_dim`, `action_dim`, `discrete`, `gammas` and
+            `num_critics`.
         pass_obs_keys_to_actor: observation keys that are passed to the actor, as `straight_from_obs`.
 
     Raises:
@@ -229,7 +230,7 @@ class Agent(BaseAgent):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As in torch, but ignores the copy of the critics in policies saved by AMAGO 3."""
+        """As in torch; ignores the additional copy of the critics in policies saved by AMAGO 3."""
         kept = {key: value for key, value in state_dict.items() if not key.startswith("maximized_critics.")}
         return super().load_state_dict(kept, strict=strict, assign=assign)
 
@@ -256,7 +257,17 @@ class Agent(BaseAgent):
         return {key: obs[key] for key in self.pass_obs_keys_to_actor}
 
     def forward(self, batch: Batch, log_step: bool) -> Tensor:
-        """Actor loss + `critic_loss_weight` * critic loss, each a mean over the real transitions."""
+        """Computes the loss of a batch.
+
+        It is the actor loss + `critic_loss_weight` * the critic loss, each a mean over the real transitions.
+
+        Args:
+            batch: training batch.
+            log_step: write metrics to `update_info`.
+
+        Returns:
+            The scalar loss, ().
+        """
         self.update_info = {}
         log = self.update_info if log_step else None
         t = self._encode_transitions(batch, log)
@@ -348,7 +359,7 @@ class Agent(BaseAgent):
         policy_values: Tensor | None,
         log: dict[str, Any] | None,
     ) -> Tensor:
-        """The weight of each transition in imitation: (1, n, G, 1), or a single 1 with `fake_filter`.
+        """The weight of each transition in behaviour cloning: (1, n, G, 1), or a single 1 with `fake_filter`.
 
         `fbc_filter_func` receives advantages in the shape of the batch, (B, T, G, 1) with 0 in padding, so that
         a filter may combine them with other tensors of the batch.
@@ -394,12 +405,12 @@ class Agent(BaseAgent):
         return masked_avg(full, kept, dim=None) * relative_share(kept, len(t.flat_idxs))
 
     def hard_sync_targets(self) -> None:
-        """Copies the online networks into their targets."""
+        """Copies the parameters of the online networks into their target networks."""
         self._full_copy(self.target_actor, self.actor)
         self._full_copy(self.target_critics, self.critics)
 
     def soft_sync_targets(self) -> None:
-        """Moves the targets by `tau` towards the online networks."""
+        """Moves the target networks towards the online networks: target += tau * (online - target)."""
         self._ema_copy(self.target_actor, self.actor)
         self._ema_copy(self.target_critics, self.critics)
 
@@ -418,8 +429,8 @@ class Agent(BaseAgent):
     def get_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Q(s, a) of the recorded actions and V(s), each (B, T, G, 1), 0 in padding.
 
-        Means over the critics of their raw values, so that `fbc_filter_func(q - v)` is the weight of a transition
-        in training. Computed in eval mode, so that no running statistics change.
+        Both are means over the critics of raw values, as in training: `fbc_filter_func(q - v)` is the weight of a
+        transition. Computed in eval mode; running statistics do not change.
         """
         was_training = self.training
         self.eval()

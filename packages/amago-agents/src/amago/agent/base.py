@@ -33,7 +33,9 @@ def get_action_dim_and_type(action_space: Any) -> tuple[int, bool, bool]:
 
 
 class BaseAgent(nn.Module, ABC):
-    """Encodes sequences of timesteps as states. Subclasses define `get_actions` and `forward`, the loss.
+    """Base class of agents: encodes sequences of timesteps as states.
+
+    Subclasses define `forward`, which computes the loss, and `get_actions`.
 
     Args:
         obs_space: Dict observation space, or anything that `amago.nets.specs.as_spec` accepts.
@@ -42,7 +44,8 @@ class BaseAgent(nn.Module, ABC):
         max_seq_len: maximum sequence length of the trajectory encoder in timesteps.
         tstep_encoder_type: timestep encoder class, `functools.partial` or function, called with `obs_space` and
             `rl2_space`.
-        traj_encoder_type: trajectory encoder class or the like, called with `tstep_dim` and `max_seq_len`.
+        traj_encoder_type: trajectory encoder class, partial or function, called with `tstep_dim` and
+            `max_seq_len`.
 
     Attributes:
         pad_val: fill value of padding in a batch.
@@ -156,7 +159,7 @@ class BaseAgent(nn.Module, ABC):
             networks: names of submodules, such as "tstep_encoder" or "actor.base".
 
         Raises:
-            ValueError: there is no submodule of such a name.
+            ValueError: if there is no submodule of such a name.
         """
         for name in networks:
             try:
@@ -169,7 +172,7 @@ class BaseAgent(nn.Module, ABC):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """As in torch; frozen networks stay in eval mode."""
+        """Sets training mode as in torch; networks that `freeze` names stay in eval mode."""
         super().train(mode)
         for name in self._frozen:
             self.get_submodule(name).eval()
@@ -199,17 +202,17 @@ class BaseAgent(nn.Module, ABC):
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
         """Hook: returns the mask of the actor loss (B, T, G, 1); `pad_mask` is False for padding.
 
-        A mask of numbers weighs the entries. A function with these arguments may also be assigned to an agent:
+        A float mask weights the entries. A function with these arguments may also be assigned to an agent:
         `agent.edit_actor_mask = f`.
         """
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: returns the mask of the critic loss (B, T, C, G, 1), as `edit_actor_mask`."""
+        """Hook: returns the mask of the critic loss (B, T, C, G, 1); see `edit_actor_mask`."""
         return pad_mask
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
-        """Hook: called after loading weights, either to resume a run (`is_resume`) or to start a new run."""
+        """Hook: called after weights were loaded; `is_resume` is True if a run is resumed."""
 
 
 def _require_width(encoded: Tensor, encoder: TstepEncoder | TrajEncoder) -> None:

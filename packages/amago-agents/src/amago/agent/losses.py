@@ -12,8 +12,8 @@ from torch import Tensor
 def nstep_return(r: Tensor, d: Tensor, q: Tensor, gamma: Tensor, n: int, mask: Tensor) -> Tensor:
     """The n-step return with a bootstrapped end (Sutton & Barto 2018, eq. 7.1).
 
-    y_t = sum_{i<m} gamma^i r_{t+i} + gamma^m (1 - d_{t+m-1}) q_{t+m-1}, where m <= n ends at the first
-    `done`, and before the first step that is masked or beyond the sequence.
+    y_t = sum_{i<m} gamma^i r_{t+i} + gamma^m (1 - d_{t+m-1}) q_{t+m-1}, where m is the largest number of steps,
+    at most n, such that no step but the last has `d` = 1 and all steps are real.
 
     Args:
         r: rewards (B, T, ..., G or 1, 1).
@@ -43,10 +43,10 @@ def nstep_return(r: Tensor, d: Tensor, q: Tensor, gamma: Tensor, n: int, mask: T
 
 
 def random_critic_subset(values: Tensor, size: int, reduce: str) -> Tensor:
-    """The minimum or mean over a random subset of critics, sampled per transition and discount without
-    replacement.
+    """The minimum or mean over a random subset of critics.
 
-    Randomised ensembled double Q-learning (Chen et al. 2021, algorithm 1, line 8).
+    Subsets are sampled per transition and discount, without replacement, as in randomised ensembled double
+    Q-learning (Chen et al. 2021, algorithm 1, line 8).
 
     Args:
         values: (..., C, G, 1).
@@ -55,6 +55,9 @@ def random_critic_subset(values: Tensor, size: int, reduce: str) -> Tensor:
 
     Returns:
         (..., 1, G, 1).
+
+    Raises:
+        ValueError: if `size` is out of range or `reduce` is unknown.
     """
     n_critics = values.shape[-3]
     if not 1 <= size <= n_critics:

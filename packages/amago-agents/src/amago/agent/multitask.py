@@ -1,8 +1,8 @@
 """`MultiTaskAgent`: `Agent` for tasks whose returns differ in scale, with critics that classify returns.
 
 It differs from `Agent` in its `ClassificationHead`, whose cross-entropy treats small and large returns alike,
-and in its defaults: the actor only imitates transitions of positive advantage, so that no scale of values
-reaches it.
+and in its defaults: the actor only imitates transitions of positive advantage, so its loss does not depend on
+the scale of returns.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class MultiTaskAgent(Agent):
     Args:
         obs_space, rl2_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len: see `BaseAgent`.
         num_actions_for_value_in_actor_loss: actions sampled for V(s), also for discrete actions.
-        popart: track the statistics of returns, for the online loss.
+        popart: track the statistics of returns, which normalise the values in the online loss.
         critic_type: constructed as in `Agent`; must have `bin_dist_to_raw_vals` and `cross_entropy`, as
             `NCriticsTwoHot` does.
 
     All other arguments are those of `Agent`; a gin binding of `Agent` does not reach this class.
 
     Raises:
-        TypeError: if the critics do not classify.
+        TypeError: if the critics lack `bin_dist_to_raw_vals` or `cross_entropy`.
         ValueError: as in `Agent`.
     """
 

@@ -1,4 +1,4 @@
-"""Return heads: how an agent reads and trains its critics, by regression or by classification.
+"""Return heads: how an agent decodes and trains its critics, by regression or by classification.
 
 | | `RegressionHead` | `ClassificationHead` |
 |---|---|---|
@@ -32,7 +32,7 @@ class RecordedValues:
 
     Args:
         values: raw values (1, n, C, G, 1), before PopArt.
-        output: the critics' output that the error is computed from.
+        output: the critics' output, from which the error is computed.
         every_action: raw values of every discrete action (1, n, C, G, A) if one pass of the critics gave them all.
     """
 
@@ -42,17 +42,17 @@ class RecordedValues:
 
 
 class ReturnHead(ABC):
-    """Reads critics, converts their values to returns, and computes their error.
+    """Decodes the critics' outputs to values, converts values to returns, and computes the critics' error.
 
-    "Raw" values are read from the critics without PopArt. Advantages are differences of raw values; targets are
-    in units of returns times the agent's reward multiplier.
+    "Raw" values are the critics' values before PopArt. Advantages are differences of raw values; targets are in
+    units of returns times the agent's reward multiplier.
 
     Args:
         popart: running statistics of the targets.
         discrete: whether an action is a single discrete choice.
     """
 
-    critic_methods: tuple[str, ...] = ()  # that the critics must have
+    critic_methods: tuple[str, ...] = ()  # methods that the critics must have
 
     def __init__(self, popart: PopArtLayer, discrete: bool) -> None:
         self.popart = popart

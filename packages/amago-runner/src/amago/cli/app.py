@@ -72,20 +72,22 @@ AutoResume = Annotated[
     bool,
     typer.Option(
         "--auto-resume",
-        help="Continue if there is a checkpoint, else start: for jobs that are started again.",
+        help="Continue if there is a checkpoint, else start a new run; for jobs that are restarted.",
         rich_help_panel=RUN,
     ),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a run of this name.", rich_help_panel=RUN)
+    bool, typer.Option("--overwrite", help="Replace an existing run of this name.", rich_help_panel=RUN)
 ]
-Wandb = Annotated[bool, typer.Option("--wandb", help="Log to Weights & Biases as well.", rich_help_panel=RUN)]
+Wandb = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases.", rich_help_panel=RUN)]
 Tensorboard = Annotated[
-    bool, typer.Option("--tensorboard", help="Write TensorBoard files as well.", rich_help_panel=RUN)
+    bool, typer.Option("--tensorboard", help="Also write TensorBoard files.", rich_help_panel=RUN)
 ]
 LikeTrain = Annotated[
     str | None,
-    typer.Argument(metavar="ENV", help="An environment as train takes it.", show_default="the quickstart"),
+    typer.Argument(
+        metavar="ENV", help="Environment, as for `amago-run train`.", show_default="the quickstart"
+    ),
 ]
 Checkpoint = Annotated[
     str, typer.Option(metavar="latest|EPOCH", help="Latest policy, or that of an epoch's checkpoint.")
@@ -122,7 +124,7 @@ Trust = Annotated[
     typer.Option(
         metavar="PACKAGE",
         callback=_trust,
-        help="A package whose code a run folder may name, besides amago; repeatable.",
+        help="A package, besides amago, whose classes a run may load; repeatable.",
         rich_help_panel=RUN,
     ),
 ]
@@ -164,7 +166,9 @@ def train(
     tensorboard: Tensorboard = False,
     mode: Annotated[
         Mode,
-        typer.Option(help="Only collect or only learn, beside other processes on NAME.", rich_help_panel=RUN),
+        typer.Option(
+            help="Only collect or only learn, in a run shared with other processes.", rich_help_panel=RUN
+        ),
     ] = Mode.both,
     gin: Gin = None,
     set_: Set = None,
@@ -216,7 +220,7 @@ def launch(
         typer.Option(
             metavar="RATIO",
             help="Updates per environment step; the faster side waits.",
-            show_default="as fast as each can",
+            show_default="no side waits",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -243,13 +247,13 @@ def launch(
     set_: Set = None,
     trust: Trust = None,
 ) -> None:
-    """Train with a learner and several collectors, each in a process of its own.
+    """Train with a learner and several collectors, each in its own process.
 
     The options are those of [bold]train[/]; --actors is the number of
-    environments of each collector. The table shows every process; their output
-    is in logs/ of the run's folder. With --cluster, collectors run on any node
-    of a Ray cluster and need no folder in common with the learner, which runs
-    on this machine.
+    environments of each collector. A table shows the state of every process; their
+    output is in logs/ of the run's folder. With --cluster, collectors run on
+    any node of a Ray cluster and need no file system shared with the learner,
+    which runs on this machine.
     """
     from amago.cli.launch import launch_run
 
@@ -284,13 +288,13 @@ def list_(
         ),
     ] = None,
     module: Annotated[
-        str | None, typer.Argument(metavar="MODULE", help="A module that registers classes of your own.")
+        str | None, typer.Argument(metavar="MODULE", help="A module that registers user-defined classes.")
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the environments as a Markdown table.")
     ] = False,
 ) -> None:
-    """List environments, the default settings for each kind of them, and registered classes."""
+    """List environments, the default settings of each kind of environment, and registered classes."""
     from amago.cli.listing import show_list
 
     show_list(Console(), what, module=module, markdown=markdown)
@@ -300,10 +304,10 @@ def list_(
 @recipe_options("kind", "env_args")
 def check_env(
     changes: dict[str, Any],
-    env: Annotated[str, typer.Argument(metavar="ENV", help="An environment as train takes it.")],
+    env: Annotated[str, typer.Argument(metavar="ENV", help="Environment, as for `amago-run train`.")],
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes to play.")] = 3,
 ) -> None:
-    """Play an environment with random actions: what is wrong with it, and what an agent sees of it.
+    """Check an environment with random actions: report mistakes, and what an agent observes.
 
     The exit status is 1 if there are errors; warnings leave it 0.
     """
@@ -325,12 +329,12 @@ def evaluate(
         typer.Option(metavar="N", min=0, help="Seed of the episodes.", show_default="the run's"),
     ] = None,
     checkpoint: Checkpoint = "latest",
-    render: Annotated[bool, typer.Option("--render", help="Write a video of some more episodes.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Write a video of additional episodes.")] = False,
     video: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The video: a .gif, or an .mp4.",
+            help="Video file, .gif or .mp4.",
             show_default="RUN/episodes.gif, with --render",
         ),
     ] = None,
@@ -340,7 +344,7 @@ def evaluate(
     set_: Set = None,
     trust: Trust = None,
 ) -> None:
-    """Evaluate the policy of a [bold]RUN[/] on fresh episodes, without exploration.
+    """Evaluate the policy of a [bold]RUN[/] on new episodes, without exploration noise.
 
     With the default options this repeats the evaluation after training.
     """
@@ -370,7 +374,7 @@ def export(
     run_dir: RunDir = RUNS,
     trust: Trust = None,
 ) -> None:
-    """Export the policy of a [bold]RUN[/] as a program of torch.export, which needs nothing but torch.
+    """Export the policy of a [bold]RUN[/] with torch.export, as a program that needs only torch.
 
     The file OUT.json beside it holds the names, shapes and dtypes of its inputs
     and outputs: observations, reward, done, the state, and the action in the
@@ -388,15 +392,17 @@ def compare(
     label: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TEXT", help="Legend text; one per run, in their order.", show_default="the runs' names"
+            metavar="TEXT",
+            help="Legend text; one per run, in the order of the runs.",
+            show_default="the runs' names",
         ),
     ] = None,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Plot runs, finished or not, in one picture: learning curves and success rates by attempt.
+    """Plot several runs in one figure: learning curves and success rates by attempt.
 
-    Runs that differ in their seed only are averaged. Every environment has
-    its own panels.
+    Runs that differ only in their seed are averaged. Runs may be unfinished.
+    Every environment has its own panels.
     """
     from amago.cli.evaluate import compare_runs
 
@@ -414,22 +420,24 @@ def import_policy(
             metavar="POLICY", exists=True, dir_okay=False, help="A file of weights: .pt or .safetensors."
         ),
     ],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run; name of a new one.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run, or name of a new run.")],
     env: Annotated[
         str | None,
-        typer.Option(metavar="ENV", help="Make a new run in this environment.", rich_help_panel=ENVIRONMENT),
+        typer.Option(
+            metavar="ENV", help="Create a new run in this environment.", rich_help_panel=ENVIRONMENT
+        ),
     ] = None,
     run_dir: RunDir = RUNS,
     gin: Gin = None,
     set_: Set = None,
     trust: Trust = None,
 ) -> None:
-    """Make the weights in [bold]POLICY[/] the latest policy of [bold]RUN[/], to be evaluated with eval.
+    """Load the weights in [bold]POLICY[/] into [bold]RUN[/] as its latest policy, for use with eval.
 
     The file holds the state dict of an agent as torch.save writes it, alone or
     inside a larger checkpoint. RUN is an existing run with the same encoders
-    and sizes; or, with --env, a new one that is made with the options of
-    train, which have to be those that the policy was trained with.
+    and sizes or, with --env, the name of a new run, which is created with the
+    options of train. They must be those that the policy was trained with.
     """
     from amago.cli.import_policy import import_policy as import_into_run
 
@@ -448,14 +456,16 @@ def import_policy(
 def convert(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SRC", exists=True, help="A trajectory file, a folder or buffer, or arrays."),
+        typer.Argument(
+            metavar="SRC", exists=True, help="Trajectory file, folder, buffer, or file of arrays."
+        ),
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file or folder to write.")],
     to: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="npz, npz-compressed, traj or arrays.",
+            help="Format to write: npz, npz-compressed, traj or arrays.",
             show_default="by the extension of DST",
         ),
     ] = None,
@@ -473,11 +483,11 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    """Convert trajectories from one file format to another, or from and to plain arrays.
+    """Convert trajectories to another file format, or to and from plain arrays.
 
-    Trajectories are .npz and .traj files, one by one or a whole buffer.
-    Arrays are one .npz or .h5 of observations, actions, rewards, terminals
-    and timeouts, or the folder of a Minari dataset. DST must not exist.
+    Trajectories are single .npz and .traj files or a whole buffer. Arrays are
+    one .npz or .h5 file of observations, actions, rewards, terminals and
+    timeouts, or the folder of a Minari dataset. DST must not exist.
     """
     from amago.cli.convert import convert as convert_files
 
@@ -508,10 +518,11 @@ def report(
     out: Annotated[Path, typer.Option(metavar="HTML", help="The page to write.")] = Path("report.html"),
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Write one HTML page about runs, finished or not, that needs no other file.
+    """Write a self-contained HTML page about one or several runs, finished or not.
 
-    It shows in what the runs differ, learning curves with the spread over
-    seeds, success by attempt, speeds, where the time goes, and checkpoints.
+    It shows the settings in which the runs differ, learning curves with the
+    spread over seeds, success rates by attempt, speeds, the breakdown of the
+    time, and checkpoints.
     """
     from amago.cli.report_page import write_report
 
@@ -522,13 +533,13 @@ def report(
 @app.command(cls=_Command)
 def watch(
     run: Run,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     run_dir: RunDir = RUNS,
 ) -> None:
     """Show a running [bold]RUN[/] in the terminal until it ends: progress, speeds, processes, metrics.
 
-    Where the output is no terminal, it is printed once. The exit status is 1
-    if the run ended early, without finishing or being stopped by a signal.
+    If the output is not a terminal, the state is printed once. The exit status
+    is 1 if the run ended without finishing and without a stop signal.
     """
     from amago.cli.watch import watch_run
 
@@ -559,7 +570,7 @@ def sweep(
         typer.Option(
             metavar="N",
             min=1,
-            help="Runs at the same time.",
+            help="Number of parallel runs.",
             show_default="half the cores",
             rich_help_panel=RUN,
         ),
@@ -577,7 +588,7 @@ def sweep(
     """Train with several seeds and settings, and compare the results.
 
     The same command continues a sweep that was interrupted: finished runs are
-    kept, others go on from their last checkpoint. Tables with interquartile
+    kept, others continue from their last checkpoint. Tables with interquartile
     means and bootstrap intervals, and a report, are in [bold]runs/NAME[/].
     The exit status is 1 if a run failed.
     """
@@ -599,9 +610,9 @@ def sweep(
 
 @app.command(cls=_Command)
 def doctor(run_dir: RunDir = RUNS) -> None:
-    """Check installation, devices, backends, disk and memory, and train for a moment in a temporary folder.
+    """Check installation, devices, backends, disk and memory, and run a short training in a temporary folder.
 
-    The exit status is 1, with a remedy, if anything is not in order.
+    If a check fails, the output names a remedy and the exit status is 1.
     """
     from amago.cli.doctor import run_doctor
 

@@ -84,8 +84,8 @@ class Recipe:
         Literal["sync", "async", "already_vectorized"],
         _option(
             ENVIRONMENT,
-            "sync: in this process; async: in worker processes; already_vectorized: an environment that steps "
-            "many at once, such as gymnax's.",
+            "sync: in the main process; async: in worker processes; already_vectorized: one environment that "
+            "steps a batch itself, such as gymnax's.",
             "MODE",
         ),
     ] = "sync"
@@ -100,7 +100,7 @@ class Recipe:
         _option(AGENT, "Trajectory encoder (sequence model): transformer, mamba, rnn or gru, ff, identity."),
     ] = "transformer"
     memory_size: Annotated[int, _number(AGENT, "Width of the trajectory encoder.")] = 128
-    memory_layers: Annotated[int, _number(AGENT, "Layers of the trajectory encoder.")] = 2
+    memory_layers: Annotated[int, _number(AGENT, "Number of layers of the trajectory encoder.")] = 2
     max_seq_len: Annotated[
         int | None,
         _number(
@@ -114,7 +114,7 @@ class Recipe:
     timesteps_per_epoch: Annotated[int, _number(COLLECTING, "Steps per actor and epoch.", min=0)] = 200
     buffer_size: Annotated[int, _number(COLLECTING, "Trajectories kept in the replay buffer.")] = 20_000
 
-    epochs: Annotated[int, _number(LEARNING, "Epochs; each collects, then trains.")] = 100
+    epochs: Annotated[int, _number(LEARNING, "Number of epochs; each collects, then trains.")] = 100
     batches_per_epoch: Annotated[int, _number(LEARNING, "Updates per epoch.", min=0)] = 100
     batch_size: Annotated[int, _number(LEARNING, "Sequences per batch.")] = 24
     learning_rate: Annotated[
@@ -124,11 +124,13 @@ class Recipe:
         Literal["no", "bf16"], _option(LEARNING, "Mixed precision: no, or bf16.", metavar=None)
     ] = "no"
     loader_workers: Annotated[
-        int, _number(LEARNING, "Data loader processes; 0 loads in this process.", min=0)
+        int, _number(LEARNING, "Data loader worker processes; 0 loads in the main process.", min=0)
     ] = 0
     threads: Annotated[
         int | None,
-        _number(LEARNING, "Threads of torch on a CPU.", show_default="1 for small layers, else torch's"),
+        _number(
+            LEARNING, "Number of torch threads on a CPU.", show_default="1 for small layers, else torch's"
+        ),
     ] = None
     lr_warmup_steps: int = 500
     lr_end: float = 1.0

@@ -80,16 +80,16 @@ class ExperimentConfig:
             from the policy.
         sample_actions_train: Sample training actions from the policy; False takes its mode.
         sample_actions_val: The same for evaluation.
-        force_reset_train_envs_every: Reset the training environments every so many epochs, even in the middle of
-            an episode. Never if None. They are also reset after each checkpoint, so that a resumed run is
-            identical to an uninterrupted one.
+        force_reset_train_envs_every: Number of epochs between resets of the training environments, even in the
+            middle of an episode. Never if None. They are also reset after each checkpoint, so that a resumed
+            run is identical to an uninterrupted one.
         log_to_wandb: Log to Weights & Biases, in addition to `metrics.jsonl` in the run's folder.
         wandb_project: Project on Weights & Biases. Defaults to the environment variable AMAGO_WANDB_PROJECT.
         wandb_entity: User or team on Weights & Biases. Defaults to AMAGO_WANDB_ENTITY.
         wandb_group_name: Group of the run on Weights & Biases.
         verbose: Print what is trained at the start; then show progress bars and the time left, or lines where the
             output is no terminal.
-        log_interval: Log update metrics every so many batches.
+        log_interval: Number of batches between logged update metrics.
         traj_save_len: Maximum length of a trajectory file, in transitions. Longer episodes are split.
         has_dset_edit_rights: Allow this process to delete and move files of the dataset.
         stagger_traj_file_lengths: Draw each file's maximum length uniformly from `traj_save_len` ± `max_seq_len`.
@@ -103,9 +103,9 @@ class ExperimentConfig:
         start_collecting_at_epoch: First epoch with data collection; infinite for never.
         train_timesteps_per_epoch: Timesteps collected per actor and epoch.
         train_batches_per_epoch: Training batches per epoch.
-        val_interval: Validate every so many epochs, including epoch 0. Never if None.
-        ckpt_interval: Save a checkpoint every so many epochs, including epoch 0, and after the last. Never if
-            None.
+        val_interval: Number of epochs between validations, beginning with epoch 0. Never if None.
+        ckpt_interval: Number of epochs between checkpoints, beginning with epoch 0; a checkpoint is also saved
+            after the last epoch. Never if None.
         always_save_latest: Write `ckpts/latest/policy.pt` after every epoch.
         always_load_latest: Load `ckpts/latest/policy.pt` before every epoch.
         batch_size: Sequences per batch and process.
@@ -117,7 +117,7 @@ class ExperimentConfig:
         mixed_precision: "no" or "bf16".
         seed: Seed of all random number generators of the run. Drawn if None.
         resume: Let `start()` continue from the run's last checkpoint. "auto" does so if there is one, and starts a
-            new run otherwise, so that a job that is started again needs no other arguments.
+            new run otherwise, so that a restarted job needs no other arguments.
         compile: Compile the agent's loss with `torch.compile`. "auto" does so on CUDA, where no gain has been
             measured yet, and never on a CPU, where compiling takes a minute or two and the updates are slower.
         envs_per_worker: Environments per worker process. Defaults to an even distribution over the CPU cores.
@@ -125,10 +125,10 @@ class ExperimentConfig:
             if None.
         double_buffer: Split the actors into two halves and compute the actions of one half while the
             environments of the other half step, during data collection. Needs `env_mode="async"`.
-        overlap_collection: Collect during the updates of an epoch instead of before them: environments in worker
-            processes step while the agent learns. It is another algorithm: updates see the data of earlier epochs
-            only, which were collected by the policies at the start of these. An epoch whose dataset is not ready,
-            such as the first, collects before it learns.
+        overlap_collection: Collect during the updates of an epoch instead of before them: environments in
+            worker processes step while the agent learns. This changes the algorithm: updates see only the data
+            of earlier epochs, which were collected by the policies at the start of these. An epoch whose
+            dataset is not ready, such as the first, collects before it learns.
         callbacks: List of `amago.experiment.Callback` objects.
         dset_root: Parent folder of the DiskTrajDataset that is created if `dataset` is None.
         dset_name: Name of that dataset.
@@ -138,7 +138,7 @@ class ExperimentConfig:
             skipped, after which the run stops with a NonFiniteUpdateError.
         keep_last: Number of checkpoints to keep, the newest; older ones are deleted, training state and weights,
             unless one of the next two arguments keeps them. All are kept if None.
-        keep_every: Keep the checkpoints of epochs that this divides, for good. None keeps no more.
+        keep_every: Never delete the checkpoints of epochs that are multiples of this number.
         keep_best: Number of checkpoints to keep with the highest mean return of the last validation before them.
         stop_signals: Signals on which `learn()` writes a checkpoint after the running step, closes the experiment
             and raises RunStopped, which ends the program with the exit status 128 + the signal's number. A second

@@ -108,8 +108,8 @@ class Experiment(ExperimentConfig):
         started: Whether `start()` has been called.
         run_id: Identity of the run, known from `start()` on; None in a collector that starts before its learner.
         status: Writes the status file of this process.
-        shared: What this process shares with others that learn or collect for the same run.
-        run_state: What checkpoints restore besides networks, counters, dataset and collector.
+        shared: State that a learner and its collectors share.
+        run_state: State that checkpoints restore in addition to networks, counters, dataset and collector.
     """
 
     policy_aclr: torch.nn.Module
@@ -146,13 +146,14 @@ class Experiment(ExperimentConfig):
         """Creates dataset, loader, environments, agent, optimizer, checkpoints and loggers.
 
         Raises:
-            ValueError, TypeError: an argument is invalid.
-            RuntimeError: the experiment was already started, or `log_to_wandb` is set and nobody is logged in.
-            ImportError: the package of a logger that is asked for is not installed.
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is invalid, or all checkpoints to resume from are damaged. If only some are
+                damaged, the newest undamaged one is loaded.
+            RuntimeError: the experiment was already started, or `log_to_wandb` is set without a login.
+            ImportError: the package of a requested logger is not installed.
             FileNotFoundError: `resume` is True and there is no checkpoint.
             FileExistsError: there is a run in the folder, and neither `resume` nor `overwrite` is set.
-            RunInUseError: another process, or another Experiment of this one, writes the run's folder.
-            ValueError: all checkpoints to resume from are damaged. Of several, damaged ones are passed over.
+            RunInUseError: another process, or another Experiment of this process, uses the run's folder.
         """
         if self.started:
             raise RuntimeError(f"the experiment {self.run_name!r} is already started")
@@ -315,11 +316,11 @@ class Experiment(ExperimentConfig):
         )
 
     def check_loggers(self) -> None:
-        """Checks, before anything is written, that the main process can use the loggers that are asked for.
+        """Checks, before anything is written, that the main process can use the requested loggers.
 
         Raises:
             ImportError: wandb or tensorboard is not installed.
-            RuntimeError: `log_to_wandb` is set and nobody is logged in.
+            RuntimeError: `log_to_wandb` is set without a login to Weights & Biases.
         """
         problem: Exception | None = None
         if self.processes.is_main:
@@ -335,7 +336,7 @@ class Experiment(ExperimentConfig):
             raise problem
 
     def init_logger(self) -> None:
-        """Opens `metrics.jsonl` and the loggers that are asked for, in the main process only."""
+        """Opens `metrics.jsonl` and the requested loggers, in the main process only."""
         if not self.processes.is_main:
             return
         metrics_file = self.run_dir / METRICS_FILE
@@ -362,14 +363,15 @@ class Experiment(ExperimentConfig):
         """Runs the remaining epochs.
 
         Each epoch loads the latest policy, evaluates, collects, lets the dataset delete old data, updates and
-        saves; each part as its interval or starting epoch says. A checkpoint is also saved after the last epoch,
-        and at the end, or when the run is stopped by Ctrl-C, its summary and its learning curve.
+        saves, depending on the intervals and starting epochs of these parts. A checkpoint is also saved after the
+        last epoch. When the run ends or is stopped, its summary and its learning curve are written.
 
-        Signals in `stop_signals` end it after the running step, with a checkpoint from which `resume` continues in
-        the middle of the epoch. They are handled in the main thread only, and as before when `learn` is over.
+        Signals in `stop_signals` end the run after the running step, with a checkpoint from which `resume`
+        continues in the middle of the epoch. They are handled in the main thread only; afterwards the previous
+        handlers are restored.
 
         Raises:
-            RunStopped: a signal arrived; the experiment is closed.
+            RunStopped: a signal was received; the experiment is closed.
             RuntimeError: `start()` was not called, or the dataset was not ready within `data_timeout` seconds.
             NonFiniteUpdateError: too many consecutive updates were not finite.
         """
@@ -575,7 +577,7 @@ class Experiment(ExperimentConfig):
             timesteps: Maximum timesteps per actor. If None there is no limit with `episodes`, and
                 `val_timesteps_per_epoch` without.
             render: Render after every step.
-            save_trajs_to: Folder for the episodes that finish, in the format of `save_trajs_as`.
+            save_trajs_to: Folder in which finished episodes are saved, in the format of `save_trajs_as`.
             episodes: Number of episodes to count, divided evenly among the actors.
 
         Returns:
@@ -625,18 +627,19 @@ class Experiment(ExperimentConfig):
     ) -> tuple[Any, tuple[list[ReturnHistory], list[SpecialMetricHistory]]]:
         """Runs the policy in a vector environment; collection and evaluation go through this method.
 
-        The training environments continue their episodes and always save their trajectories. All others are reset
-        first and start with a blank hidden state.
+        The training environments continue their episodes and always save their trajectories. All other
+        environments are reset first.
 
         Args:
             envs: `train_envs`, `val_envs` or any other vector environment, see `make_vector_env`.
             timesteps: Maximum timesteps per actor; None for no limit.
-            hidden_state: Initial hidden state of the policy.
+            hidden_state: Initial hidden state of the policy. If None, the training environments continue with
+                theirs and all others start with a new one.
             render: Render after every step.
             save_on_done: Save finished episodes in the dataset.
             episodes: Number of episodes to count, divided evenly among the actors; None for no limit.
             sample: Sample actions from the policy; False takes its mode.
-            save_trajs_to: Another folder for the finished episodes.
+            save_trajs_to: Folder in which finished episodes are saved instead.
 
         Returns:
             The final hidden state, and the arguments of `policy_metrics`: returns and special metrics of the
@@ -676,7 +679,7 @@ class Experiment(ExperimentConfig):
                 recorder.close()
 
     def _begin_rollout(self, section: str, timesteps: int | None) -> None:
-        """Lets the current policy act, and tells callbacks."""
+        """Copies the current weights into the acting copy, if there is one, and notifies callbacks."""
         if self._acting_copy is not None:
             self._acting_copy.load_state_dict(fsdp.whole(self.policy.state_dict()))
         total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
@@ -838,7 +841,7 @@ class Experiment(ExperimentConfig):
 
     @property
     def epoch(self) -> int:
-        """Current epoch, from 0; a subclass with its own `learn` sets it."""
+        """Current epoch, counted from 0. A subclass with its own `learn` sets it."""
         return self.counters.epoch
 
     @epoch.setter
@@ -852,7 +855,7 @@ class Experiment(ExperimentConfig):
 
     @property
     def grad_update_counter(self) -> int:
-        """Number of optimizer steps so far; a subclass with its own `train_step` sets it."""
+        """Number of optimizer steps so far. A subclass with its own `train_step` sets it."""
         return self.counters.gradient_steps
 
     @grad_update_counter.setter
@@ -871,17 +874,17 @@ class Experiment(ExperimentConfig):
 
     @property
     def slot(self) -> CollectorSlot | None:
-        """The number of this collector and its account of what it collects; None in other processes."""
+        """Number and step counts of this collector; None in other processes."""
         return self.shared.slot
 
     @property
     def policy_epoch(self) -> int | None:
-        """Epoch of the learner with the latest policy that this process has written or read; None without one."""
+        """Epoch of the latest policy that this process has written or read; None if there is none."""
         return self.shared.policy_epoch
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal waits for the end of the running step; a callback that waits has to return then."""
+        """Whether a signal is pending until the running step ends. A callback that waits must return then."""
         return self._has_signal() or bool(getattr(signal.getsignal(signal.SIGINT), "pending", False))
 
     @property

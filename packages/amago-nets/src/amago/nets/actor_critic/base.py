@@ -38,11 +38,11 @@ class BaseActorHead(nn.Module, ABC):
         action_dim: width A of the action representation.
         discrete: whether an action is a single choice among `action_dim`.
         gammas: the G discounts.
-        continuous_dist_type: distribution used if not `discrete`, called with `d_action=`.
-        discrete_dist_type: distribution used if `discrete`, likewise.
+        continuous_dist_type: distribution used if not `discrete`, called with `d_action`.
+        discrete_dist_type: distribution used if `discrete`, called with `d_action`.
 
     Raises:
-        ValueError: if the distribution does not fit `discrete`, or `gammas` is empty.
+        ValueError: if the distribution does not fit `discrete`, or `gammas` is empty or outside [0, 1].
     """
 
     gammas: Tensor
@@ -86,8 +86,8 @@ class BaseActorHead(nn.Module, ABC):
 
         Args:
             state: output of the trajectory encoder.
-            log_dict: collects metrics if given.
-            straight_from_obs: observations that the actor may read directly, by key.
+            log_dict: dict to which metrics are added, if given.
+            straight_from_obs: observations that are passed to the actor directly, by key.
         """
         params = self.actor_network_forward(state, log_dict=log_dict, straight_from_obs=straight_from_obs)
         return self.policy_dist(params, log_dict=log_dict)
@@ -117,7 +117,7 @@ class BaseCriticHead(nn.Module, ABC):
         num_critics: number C of critics.
 
     Raises:
-        ValueError: if `num_critics` is below 1 or `gammas` is empty.
+        ValueError: if `num_critics` is below 1, or `gammas` is empty or outside [0, 1].
     """
 
     gammas: Tensor
@@ -142,7 +142,8 @@ class BaseCriticHead(nn.Module, ABC):
     def forward(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
         """The critics' output for states (B, L, state_dim) and actions (K, B, L, G, A).
 
-        Scalar critics return (K, B, L, C, G, 1), distributional ones a distribution of that shape.
+        Critics that regress returns give values (K, B, L, C, G, 1); distributional critics give a distribution of
+        batch shape (K, B, L, C, G).
         """
         return self.critic_network_forward(state, action, log_dict=log_dict)
 

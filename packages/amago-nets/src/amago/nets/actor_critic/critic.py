@@ -53,8 +53,9 @@ def state_action_mlp(net: EnsembleMLP, state: Tensor, gammas: Tensor, action: Te
 class NCritics(BaseCriticHead):
     """An ensemble of state-action values for every discount.
 
-    With discrete actions, the networks' input is the state and they have an output per discount and action;
-    probabilities as an action give the expected value. All other actions are part of the input.
+    For discrete actions, the networks map a state to a value per discount and action; the value of a vector of
+    probabilities is the expectation. All other actions are an input of the networks, clamped to
+    [-0.999, 0.999].
 
     Args:
         state_dim: S.

@@ -28,7 +28,7 @@ _INIT_WIDTH = 4.0  # standard deviation, in bins, of the initial prediction of a
 
 
 class BinDist:
-    """A categorical distribution over bins, by its unnormalised logits, from which losses and values are computed.
+    """A categorical distribution over bins of returns, given by unnormalised logits.
 
     Args:
         raw_logits: unnormalised log-probabilities (..., n).
@@ -54,7 +54,7 @@ class BinDist:
 class NCriticsTwoHot(BaseCriticHead):
     """An ensemble of state-action values trained by classification (Farebrother et al. 2024).
 
-    The input is state, discount and action, with discrete actions as one-hot vectors; the output is a distribution
+    The input is state, discount and action; discrete actions are one-hot vectors. The output is a distribution
     over bins of returns.
 
     Args:
@@ -72,8 +72,9 @@ class NCriticsTwoHot(BaseCriticHead):
         output_bins: number n of bins.
         use_symlog: space the bins evenly in symlog(return), for a high resolution of small returns.
         label_type: "twohot" or "hlgauss", see `amago.kernels`.
-        sigma: width of "hlgauss" labels in bins.
-        init_value: the initial prediction; sets only the bias of the output layer.
+        sigma: standard deviation of "hlgauss" labels, in bin widths.
+        init_value: return that the critics predict initially, by the bias of the output layer; None keeps the
+            default initialisation.
 
     Raises:
         ValueError: if the support is empty, `init_value` lies outside it, `label_type` is unknown, or `sigma` is
@@ -151,7 +152,7 @@ class NCriticsTwoHot(BaseCriticHead):
     def raw_vals_to_labels(self, raw_td_target: Tensor) -> Tensor:
         """Dense labels of returns: (..., 1) -> (..., n).
 
-        Training does not build them, see `cross_entropy`, unless a subclass overrides this method.
+        `cross_entropy` computes the loss without them, unless a subclass overrides this method.
         """
         target = at_least_float32(raw_td_target.squeeze(-1))
         if self.label_type == "hlgauss":

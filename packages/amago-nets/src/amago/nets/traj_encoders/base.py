@@ -36,13 +36,13 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
     """A copy of a hidden state in which the rows with True in `dones` (B,) are zero in every tensor.
 
     Args:
-        hidden_state: None, a tensor or a nest of tensors, see the top of this file.
+        hidden_state: None, a tensor, or a nest of tuples, lists and dicts of tensors.
         dones: an array, tensor or list of one bool per row.
         batch_axis: the axis of the batch in every tensor.
 
     Raises:
-        TypeError: if it holds an object of another class.
-        ValueError: if a tensor does not have one row for each of `dones` on that axis.
+        TypeError: if the hidden state holds an object of another class.
+        ValueError: if the size of a tensor on `batch_axis` is not the length of `dones`.
     """
     num_rows = len(dones)
 
@@ -70,8 +70,8 @@ def reset_rows(hidden_state: Any, dones: Any, batch_axis: int = 0) -> Any:
 class TrajEncoder(nn.Module, ABC):
     """A causal sequence model.
 
-    Subclasses override `forward` and `emb_dim`; `init_hidden_state` if the initial hidden state is not None; and
-    `reset_hidden_state` if episodes do not begin with zeros.
+    Subclasses override `forward` and `emb_dim`, `init_hidden_state` if the initial hidden state is not None, and
+    `reset_hidden_state` if the initial hidden state is not zero.
 
     Args:
         tstep_dim: width of the input timestep vectors.
@@ -81,7 +81,7 @@ class TrajEncoder(nn.Module, ABC):
         hidden_batch_axis: the axis of the batch in every tensor of the hidden state.
 
     Raises:
-        ValueError: if either is not positive.
+        ValueError: if an argument is not positive.
     """
 
     hidden_batch_axis: ClassVar[int] = 0
@@ -108,7 +108,7 @@ class TrajEncoder(nn.Module, ABC):
 
         Raises:
             TypeError: if the hidden state holds an object that is not a tensor, tuple, list or dict.
-            ValueError: if a tensor does not have one row for each of `dones`.
+            ValueError: if the batch size of a tensor is not the length of `dones`.
         """
         return reset_rows(hidden_state, dones, self.hidden_batch_axis)
 
@@ -125,8 +125,8 @@ class TrajEncoder(nn.Module, ABC):
         Args:
             seq: timestep vectors.
             time_idxs: index of each timestep in its episode, int64 (B, L, 1).
-            hidden_state: the one returned by the last call; None at the start of a sequence.
-            log_dict: collects metrics if given.
+            hidden_state: the hidden state returned by the previous call; None at the start of a sequence.
+            log_dict: dict to which metrics are added, if given.
         """
 
 

@@ -31,7 +31,7 @@ _MIN_LEARNED_POSITIONS = 2048
 class TformerTrajEncoder(TrajEncoder):
     """A pre-norm, decoder-only Transformer over timestep embeddings.
 
-    Its memory is exact within the context window of `max_seq_len` timesteps.
+    It attends to the last `max_seq_len` timesteps.
 
     Args:
         tstep_dim: width of a timestep's embedding.
@@ -46,9 +46,9 @@ class TformerTrajEncoder(TrajEncoder):
         dropout_qkv: dropout of queries, keys and values.
         activation: activation of the feed-forward networks.
         norm: kind of normalisation (see `amago.nets.ff.Normalization`).
-        pos_emb: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary). There is a learned
-            vector for each step of an episode: `LearnablePosEmb.max_time_idx` of them if gin binds that, else
-            max_seq_len + 1, but at least 2,048. A later step is an error.
+        pos_emb: position embedding: "fixed" sinusoids, "learned" vectors (also "learnable") or "rope" (rotary).
+            "learned" has a vector for each time index below `LearnablePosEmb.max_time_idx` if gin sets it, else
+            below max(max_seq_len + 1, 2048). A larger time index raises an error.
         causal: mask future timesteps; rollouts are always causal.
         sigma_reparam: SigmaReparam linear layers (Zhai et al. 2023).
         normformer_norms: the additional norms of NormFormer (Shleifer et al. 2021).
@@ -152,7 +152,11 @@ class TformerTrajEncoder(TrajEncoder):
         hidden_state: transformer.TformerHiddenState | None,
         dones: Tensor | np.ndarray | Sequence[bool],
     ) -> transformer.TformerHiddenState | None:
-        """Empties the caches of the rows with True in `dones` (B,), in place; ValueError for another number."""
+        """Empties the caches of the rows with True in `dones` (B,), in place.
+
+        Raises:
+            ValueError: if `dones` has another length than the batch.
+        """
         if hidden_state is not None:
             lengths = hidden_state.seq_lens
             hidden_state.reset(done_rows(dones, len(lengths), lengths.device))

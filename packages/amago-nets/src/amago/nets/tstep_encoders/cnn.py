@@ -41,8 +41,8 @@ class CNNTstepEncoder(TstepEncoder):
         drqv2_aug: shift images at random by up to 4 pixels in training (Yarats et al. 2021, "DrQ-v2").
         aug_pct_of_batch: share of the batch's sequences to augment, in [0, 1], rounded down.
         obs_key: key of the image.
-        from_float: whether images are scaled around zero already; else they are pixels in [0, 255], scaled to
-            [-1, 1).
+        from_float: whether images are already scaled around zero. If False, they are pixels in [0, 255], which are
+            scaled to [-1, 1).
 
     Raises:
         ValueError: if `obs_key` is missing or not an image, a share is out of range, or an image to augment is not

@@ -112,8 +112,8 @@ class VectorFeatures(nn.Module):
         d_output: width of the output.
         norm: normalisation of hidden layers, see `Normalization`.
         activation: see `activation_switch`.
-        normalize_inputs: standardise the input (statistics are tracked either way).
-        symlog_inputs: apply symlog before that.
+        normalize_inputs: standardise the input; its running statistics are tracked in either case.
+        symlog_inputs: apply symlog to the input before it is standardised.
     """
 
     @check_arguments
@@ -159,7 +159,8 @@ class VectorFeatures(nn.Module):
 class TokenFeatures(nn.Module):
     """An embedding, a GRU, and attention pooling over its outputs.
 
-    Pooling keeps a short instruction that is followed by much padding, which the last output would forget.
+    Attention pooling replaces the last output of the GRU, which would forget a short instruction that is followed
+    by much padding.
 
     Token t has row t - low + 1 of the embedding. Row 0 stands for every value outside the space's bounds, such as
     the fill value of padding; it starts at zero.

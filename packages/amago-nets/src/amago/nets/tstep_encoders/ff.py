@@ -36,8 +36,8 @@ class FFTstepEncoder(TstepEncoder):
         out_norm: normalisation of the output.
         activation: see `activation_switch`.
         hide_rl2s: replace previous reward and action by zeros.
-        normalize_inputs: standardise the input by running statistics (tracked either way).
-        specify_obs_keys: use only these observations.
+        normalize_inputs: standardise the input by running statistics, which are tracked in either case.
+        specify_obs_keys: keys of the observations to use; None uses all.
         auto_scale: widen hidden layers to the number of input features where that is larger than `d_hidden`.
         symlog_inputs: apply symlog to all features, `rl2s` included, before they are standardised: for inputs
             whose magnitudes differ by powers of ten.
