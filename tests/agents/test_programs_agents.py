@@ -127,7 +127,7 @@ def test_no_gradient_reaches_the_logits_of_illegal_actions(make_batch):
 def test_a_masked_actor_acts_by_its_modules_which_is_told_once():
     agent = make(**MASKED).eval()
     with pytest.warns(
-        UserWarning, match="acts by its modules .* because Agent passes observations to its actor"
+        UserWarning, match="acts with its torch modules .* because Agent passes observations to its actor"
     ):
         assert compile_actor(agent) is None
     with warnings.catch_warnings():

@@ -151,9 +151,14 @@ class Page:
                 self._python.send(None)
 
     def _run_blocks(self) -> int:
-        count = sum(Page(path).run() for path in self.earlier)
+        count = 0
+        for path in self.earlier:
+            try:
+                count += Page(path).run()
+            except PageError as error:
+                raise PageError(f"after {path.name}, {error}") from None
         if any(block.runs and block.language in ("python", "bash") for block in self.blocks):
-            import torch._dynamo  # which every optimizer imports
+            import torch._dynamo  # noqa: F401 - every optimizer imports it
 
             import amago.cli.train
             import amago.experiment.experiment  # noqa: F401

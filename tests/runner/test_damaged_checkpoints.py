@@ -222,16 +222,16 @@ def test_a_checkpoint_that_lists_other_than_file_names_is_refused(
     assert sorted(dataset.fifo_folder.parent.rglob("*")) == before
 
 
-def test_files_of_the_last_resume_alone_are_aside(tmp_path: Path, fill: Callable[..., list[Path]]) -> None:
-    folder, aside = tmp_path / "fifo", tmp_path / "aside"
+def test_only_the_files_of_the_last_resume_are_kept(tmp_path: Path, fill: Callable[..., list[Path]]) -> None:
+    folder, newer_than_checkpoint = tmp_path / "fifo", tmp_path / "newer_than_checkpoint"
     folder.mkdir()
     for first in (0, 10, 20):
         names = [path.name for path in fill(folder, 5, first=first)]
         torn = folder / f".{names[0]}.1-2-3.part"
         torn.write_bytes(b"half")
-        deletion = DeferredDeletion(folder, tmp_path / "on_hold", aside)
+        deletion = DeferredDeletion(folder, tmp_path / "on_hold", newer_than_checkpoint)
         deletion.load_state_dict({"files": []}, names, later_files_of=["000"])
-        assert sorted(path.name for path in aside.iterdir()) == sorted(names)
+        assert sorted(path.name for path in newer_than_checkpoint.iterdir()) == sorted(names)
         assert not torn.exists()
 
 

@@ -39,7 +39,7 @@ def test_a_resumed_run_draws_from_the_files_of_its_checkpoint(make_dataset, fill
         warnings.simplefilter("error")
         resumed.load_state_dict(state, later_files_of=["000"])
     assert numbers(resumed) == {0, 1, 2}
-    assert len(list((resumed.fifo_folder.parent / "aside").iterdir())) == 2
+    assert len(list((resumed.fifo_folder.parent / "newer_than_checkpoint").iterdir())) == 2
     fill(resumed.fifo_folder, 2, first=3)
     resumed.on_end_of_collection(None)
     assert numbers(resumed) == {2, 3, 4}

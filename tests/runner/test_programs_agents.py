@@ -125,7 +125,7 @@ def test_a_run_with_a_masked_actor_never_plays_an_illegal_move(
         before = weights_of(experiment.policy.actor)
         experiment.learn()
         experiment.evaluate_test(make_card_game, episodes=3)
-    told = [str(w.message) for w in issued if "acts by its modules" in str(w.message)]
+    told = [str(w.message) for w in issued if "acts with its torch modules" in str(w.message)]
     assert len(told) == 1
     assert not torch.equal(before, weights_of(experiment.policy.actor))
     updates = metrics_of(experiment, "train-update")

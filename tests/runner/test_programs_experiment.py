@@ -743,7 +743,7 @@ def test_an_agent_with_its_own_get_actions_acts_equally_and_is_told_once(
             experiment.start()
             experiment.learn()
             experiment.evaluate_test(experiment.make_val_env, episodes=3)
-        told = [str(each.message) for each in caught if "acts by its modules" in str(each.message)]
+        told = [str(each.message) for each in caught if "acts with its torch modules" in str(each.message)]
         if agent_type is Agent:
             assert told == []
         else:

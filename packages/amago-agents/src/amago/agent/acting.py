@@ -90,7 +90,7 @@ def compile_actor(agent: BaseAgent) -> CompiledActor | None:
     if not agent.training and not unavailable() and agent not in _warned:
         _warned.add(agent)
         warnings.warn(
-            f"the agent acts by its modules and not by one C++ call per timestep, because {compiled.reason}. "
+            f"the agent acts with its torch modules instead of compiled C++, because {compiled.reason}. "
             "Actions are the same, collecting is slower",
             stacklevel=2,
         )

@@ -9,7 +9,7 @@ from amago.cli.options import UsageProblem
 from amago.hindsight import SUFFIXES, UNFINISHED_SUFFIX
 
 # Folders of a buffer, in the order of reports
-BUFFER_FOLDERS = ("fifo", "protected", "on_hold", "aside", "quarantine")
+BUFFER_FOLDERS = ("fifo", "protected", "on_hold", "newer_than_checkpoint", "quarantine")
 _SAMPLED = ("fifo", "protected")
 
 

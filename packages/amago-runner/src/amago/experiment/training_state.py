@@ -113,7 +113,7 @@ def restore_training_state(experiment: Experiment, saved: TrainingState) -> None
         # Files of other collectors in the same buffer stay.
         later_files_of = _writer_ids(state["processes"]) if experiment.collects else ()
         experiment.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
-    # Otherwise another process could already collect, and its files would be moved aside.
+    # Otherwise another process could already collect, and its files would be moved to `newer_than_checkpoint`.
     experiment.processes.wait()
     if len(state["processes"]) != experiment.processes.count:
         amago_warning(

@@ -22,13 +22,13 @@ class DeferredDeletion:
     Args:
         folder: the files.
         on_hold: deleted files that the last checkpoint lists.
-        aside: files that were newer than the checkpoint at the last resume.
+        newer_than_checkpoint: files that were newer than the checkpoint at the last resume.
     """
 
-    def __init__(self, folder: Path, on_hold: Path, aside: Path) -> None:
+    def __init__(self, folder: Path, on_hold: Path, newer_than_checkpoint: Path) -> None:
         self.folder = folder
         self.on_hold = on_hold
-        self.aside = aside
+        self.newer_than_checkpoint = newer_than_checkpoint
         self._listed: set[str] = set()  # by the last checkpoint on disk
         self._next_listed: set[str] | None = None  # by a checkpoint that may not be on disk yet
 
@@ -64,7 +64,7 @@ class DeferredDeletion:
             state: result of `state_dict`.
             present: names of the files that are in the folder now.
             later_files_of: writer ids. Files of these writers that the checkpoint does not list are moved to
-                `aside`, which then holds no others; their unfinished files are deleted.
+                `newer_than_checkpoint`, which then holds no others; their unfinished files are deleted.
 
         Raises:
             ValueError: if a name is not that of a file in the folder.
@@ -82,10 +82,10 @@ class DeferredDeletion:
                 stacklevel=3,
             )
         if later_files_of:
-            shutil.rmtree(self.aside, ignore_errors=True)
+            shutil.rmtree(self.newer_than_checkpoint, ignore_errors=True)
             for name in here - listed:
                 if _writer(name) in later_files_of:
-                    _move(self.folder / name, self.aside)
+                    _move(self.folder / name, self.newer_than_checkpoint)
             for path in self.folder.glob(f".*{UNFINISHED_SUFFIX}"):
                 if _writer(path.name[1:].rsplit(".", 2)[0]) in later_files_of:
                     path.unlink(missing_ok=True)

@@ -95,7 +95,9 @@ class DiskTrajDataset(RLDataset):
         buffer = self.fifo_folder.parent
         self.index = FileIndex(buffer)
         self._sampler = FileSampler(self.index, self.sampling_weights, cache_bytes)
-        self._deletion = DeferredDeletion(self.fifo_folder, buffer / "on_hold", buffer / "aside")
+        self._deletion = DeferredDeletion(
+            self.fifo_folder, buffer / "on_hold", buffer / "newer_than_checkpoint"
+        )
         self.index.refresh()
         protected = len(self.index.protected)
         if dset_min_size > dset_max_size + protected:
@@ -216,7 +218,7 @@ class DiskTrajDataset(RLDataset):
             raise PermissionError(
                 f"{self.dset_name} was configured without edit rights, so it deletes nothing"
             )
-        folders = [self.fifo_folder, self._deletion.on_hold, self._deletion.aside]
+        folders = [self.fifo_folder, self._deletion.on_hold, self._deletion.newer_than_checkpoint]
         for folder in [*folders, self.protected_folder] if delete_protected else folders:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.fifo_folder, self.protected_folder):
@@ -272,8 +274,9 @@ class DiskTrajDataset(RLDataset):
         Args:
             state: result of `state_dict`.
             later_files_of: writer ids (see `trajectory_filename`). Files that these writers wrote after the
-                checkpoint are moved to `buffer/aside`, so that the resumed run is identical to one that was not
-                interrupted. `buffer/aside` holds those of the last resume only. Files of other writers stay.
+                checkpoint are moved to `buffer/newer_than_checkpoint`, so that the resumed run is identical to one
+                that was not interrupted. That folder holds those of the last resume only. Files of other writers
+                stay.
         """
         if self.has_edit_rights is False:
             return

@@ -6,7 +6,7 @@
 
 Modules are translated by their exact class: a subclass may compute something else, so it has no translation. A
 timestep encoder without one runs as a module, and the program takes its output; any other module without one
-means that the agent acts by its modules. `translates` registers a translation.
+means that the agent acts with its torch modules. `translates` registers a translation.
 """
 
 from amago.nets.compiled_actor.actor import CompiledActor
