@@ -11,6 +11,8 @@ from amago.experiment.shared_run import write_policy_progress
 from amago.loading import DiskTrajDataset
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 MakeExperiment = Callable[..., Experiment]
 
 

@@ -25,6 +25,8 @@ from amago.loading import DiskTrajDataset
 from amago.loading.deferred_deletion import DeferredDeletion
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 CPU = torch.device("cpu")
 FILES = ["policy.pt", "optimizer.pt", "lr_schedule.pt", "state.json"]
 MakeExperiment = Callable[..., Experiment]

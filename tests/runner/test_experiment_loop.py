@@ -15,6 +15,8 @@ from amago.experiment import Callback, Experiment
 from amago.hindsight import trajectory_length
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 MakeExperiment = Callable[..., Experiment]
 MetricsOf = Callable[..., list[dict[str, Any]]]
 

@@ -19,6 +19,8 @@ from amago.nets.traj_encoders import MambaTrajEncoder, TformerTrajEncoder, TrajE
 from amago.policy import Policy
 from amago.policy_export import export_policy
 
+pytestmark = pytest.mark.source_only
+
 STEPS = 50
 SLOW = pytest.mark.slow
 MORE = ("choices-transformer", "pixels-gru")

@@ -20,6 +20,8 @@ from amago.experiment.summary import Summary
 from amago.loading import DiskTrajDataset
 from amago.utils import AmagoWarning
 
+pytestmark = pytest.mark.source_only
+
 MakeExperiment = Callable[..., Experiment]
 MetricsOf = Callable[..., list[dict[str, Any]]]
 

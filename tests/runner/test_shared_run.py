@@ -27,7 +27,10 @@ from amago.utils import AmagoWarning
 
 MakeExperiment = Callable[..., Experiment]
 
-pytestmark = pytest.mark.filterwarnings("ignore:continuing with the current weights")
+pytestmark = [
+    pytest.mark.source_only,
+    pytest.mark.filterwarnings("ignore:continuing with the current weights"),
+]
 
 
 class Enough(Exception):

@@ -19,6 +19,8 @@ from typer.testing import CliRunner, Result
 from amago.cli.app import app
 from amago.cli.sweep import plan_sweep
 
+pytestmark = pytest.mark.source_only
+
 TINY = [
     *("--memory-size", "16", "--memory-layers", "1", "--actors", "4", "--batch-size", "4", "--threads", "1"),
     *("--timesteps-per-epoch", "60", "--batches-per-epoch", "3", "--eval-episodes", "8"),

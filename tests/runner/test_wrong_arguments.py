@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.source_only
+
 
 @pytest.fixture(scope="module")
 def trial() -> ModuleType:
