@@ -51,11 +51,8 @@ def make_run(
             ("val", before, {RETURN: value, **rates}),
             ("train", after, {RETURN: value - 0.2}),
             ("dataset", after, {"Trajectory Files in FIFO": 16.0}),
-            (
-                "train-update",
-                {**after, "gradient_steps": 100 * epoch + 1},
-                {"Loss": 0.25, "Skipped Updates": 0},
-            ),
+            ("train-update", {**after, "gradient_steps": 100 * epoch + 1}, {"Loss": 0.25}),
+            ("learning", after, {"skipped_updates": 0}),
         ]
         sections += [("time", after, seconds)] if activities else []
         for section, axes, metrics in sections:

@@ -129,7 +129,6 @@ def test_metrics_have_the_documented_names(make_experiment: MakeExperiment, metr
         "Actor Loss",
         "Critic Loss",
         "Learning Rate",
-        "Skipped Updates",
         "Actor Grad Norm",
         "Critic Grad Norm",
         "TrajEncoder Grad Norm",

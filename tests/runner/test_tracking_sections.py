@@ -64,7 +64,6 @@ DIAGNOSTICS = {
     "Advantage 95th Percentile",
     "Share of Sequences with a Done",
     "PopArt mu (mean over gamma)",
-    "Skipped Updates",
 }
 
 

@@ -287,9 +287,7 @@ def _runs(runs: Sequence[RunFigures]) -> Table:
     for run in runs:
         epochs = f"{run.epochs_done:,} of {run.epochs:,}" if run.epochs else f"{run.epochs_done:,}"
         value = _NONE if run.final_return is None else number(run.final_return)
-        skipped = run.summary.get(
-            "skipped_updates", run.metrics.get("train-update", {}).get("Skipped Updates", 0)
-        )
+        skipped = run.metrics.get("learning", {}).get("skipped_updates", 0)
         steps, updates = f"{run.env_steps:,}", f"{run.gradient_steps:,}"
         seed = _NONE if run.seed is None else str(run.seed)
         state = Markup('<span class="state {}">{}</span>').format(run.state.replace(" ", "-"), run.state)

@@ -219,12 +219,7 @@ class Learner:
         self._accumulated, self._finite = [], None
         if not log_step:
             return {}
-        return {
-            "Learning Rate": learning_rate,
-            "Grad Norm": norm.detach(),
-            "Skipped Updates": self.skipped_updates,
-            **norms,
-        }
+        return {"Learning Rate": learning_rate, "Grad Norm": norm.detach(), **norms}
 
     def _step_unless(self, nonfinite: Tensor) -> None:
         if nonfinite.device.type == "cuda" and all(bool(g.get("fused")) for g in self.optimizer.param_groups):
