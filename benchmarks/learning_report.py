@@ -254,8 +254,8 @@ def pictures() -> Iterator[str]:
 def interval(rows: Sequence[Row]) -> str:
     """Interquartile mean with its 95 % interval, if there are seeds enough."""
     value, low, high = bootstrap_interquartile_mean([[float(row["mean_return"]) for row in rows]])
-    value = round(value, 3) + 0.0  # no "-0.00"
     digits = _digits(value)
+    value = round(value, digits) + 0.0  # no "-0.00"
     if not np.isfinite(low):
         return f"{value:.{digits}f}"
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
