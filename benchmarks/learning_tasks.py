@@ -57,7 +57,7 @@ def _tmaze(length: int, epochs: int) -> Task:
             f"benchmarks.learning_envs:TMazeAltPassive --env-arg corridor_length={length} "
             f"--env-arg penalty={-1 / length} --gin benchmarks/tmaze.gin --exploration corridor "
             f"--max-seq-len {steps} --memory-size 64 --memory-layers 1 --batch-size 24 --epochs {epochs} "
-            f"--timesteps-per-epoch {2 * steps} --batches-per-epoch 25"
+            f"--timesteps-per-epoch {2 * steps} --batches-per-epoch 50"
         ),
         memory="--traj-encoder transformer",
         best="1",

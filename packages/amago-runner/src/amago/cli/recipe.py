@@ -264,6 +264,7 @@ RECIPES: dict[Kind | Literal["continuous"], dict[str, Any]] = {
         "gin": {
             # Returns are of the order of 1, and PopArt begins with a scale of 10.
             "Agent.reward_multiplier": 100.0,
+            "Agent.tau": 0.01,
             "FFTstepEncoder.d_hidden": 128,
             "FFTstepEncoder.d_output": 64,
             "TformerTrajEncoder.n_heads": 4,
