@@ -37,6 +37,7 @@ export AMAGO_KERNELS_CACHE := $(CURDIR)/build/home/amago-kernels
 export MESA_SHADER_CACHE_DIR := $(CURDIR)/build/home/mesa
 export TRITON_CACHE_DIR := $(CURDIR)/build/home/triton
 export UV_CACHE_DIR := $(CURDIR)/build/home/uv
+export UV_TOOL_DIR := $(CURDIR)/build/home/uv-tools
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Applies to pip's isolated build environments, so that none of them downloads torch.
 export PIP_BUILD_CONSTRAINT := constraints.txt
