@@ -53,10 +53,11 @@ def current_rows(task: str, policy: str) -> list[Row]:
 
 
 def curves_of(task: str) -> dict[str, list[Curve]]:
-    """The curves of each policy; of a seed that ran twice, the later one."""
+    """The curves of each policy's current rows; of a seed that ran twice, the later one."""
+    seeds = {policy: {row["seed"] for row in current_rows(task, policy)} for policy in LABELS}
     curves: dict[tuple[str, str], Curve] = {}
     for point in read_rows(CURVES):
-        if point["task"] != task:
+        if point["task"] != task or point["seed"] not in seeds[point["policy"]]:
             continue
         curve = curves.setdefault((point["policy"], point["seed"]), [])
         if curve and float(point["gradient_steps"]) < float(curve[-1]["gradient_steps"]):
