@@ -3,7 +3,7 @@
     .venv-envs/bin/python -m benchmarks.learning                              # all missing rows
     .venv/bin/python -m benchmarks.learning --only quickstart --policy memory none --seeds 0 1 2 --jobs 2
     .venv/bin/python -m benchmarks.learning --list                            # rows that exist
-    .venv/bin/python -m benchmarks.learning --draw                            # docs/learning-TASK.png
+    .venv/bin/python -m benchmarks.learning --draw                            # docs/learning*.png
     .venv/bin/python -m benchmarks.learning --table                           # the table in docs/results.md
 
 Every run is a separate process with one thread, in runs/learning-TASK-POLICY-SEED. Its row goes to
