@@ -49,15 +49,15 @@ class Task:
         return f"{self.arguments} {self.memory if policy == 'memory' else self.none}".strip()
 
 
-def _tmaze(length: int, epochs: int) -> Task:
+def _tmaze(length: int, batches_per_epoch: int) -> Task:
     steps = length + 1
     return Task(
         title=f"T-Maze, corridor of {length}",
         arguments=(
             f"benchmarks.learning_envs:TMazeAltPassive --env-arg corridor_length={length} "
             f"--env-arg penalty={-1 / length} --gin benchmarks/tmaze.gin --exploration corridor "
-            f"--max-seq-len {steps} --memory-size 64 --memory-layers 1 --batch-size 24 --epochs {epochs} "
-            f"--timesteps-per-epoch {2 * steps} --batches-per-epoch 50"
+            f"--max-seq-len {steps} --memory-size 64 --memory-layers 1 --batch-size 24 --epochs 80 "
+            f"--timesteps-per-epoch {2 * steps} --batches-per-epoch {batches_per_epoch}"
         ),
         memory="--traj-encoder transformer",
         best="1",
@@ -78,10 +78,10 @@ TASKS = {
             "--max-seq-len 150 --timesteps-per-epoch 150 --batches-per-epoch 40"
         ),
     ),
-    "tmaze-50": _tmaze(50, 80),
-    "tmaze-100": _tmaze(100, 80),
-    "tmaze-200": _tmaze(200, 80),
-    "tmaze-400": _tmaze(400, 80),
+    "tmaze-50": _tmaze(50, 50),
+    "tmaze-100": _tmaze(100, 50),
+    "tmaze-200": _tmaze(200, 100),
+    "tmaze-400": _tmaze(400, 200),
     "popgym-repeat-previous": Task(
         title="POPGym RepeatPreviousEasy", arguments="popgym-RepeatPreviousEasy-v0", best="1"
     ),
