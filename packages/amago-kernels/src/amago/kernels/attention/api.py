@@ -139,16 +139,22 @@ def attention_step(
 ) -> Tensor:
     """Writes one timestep's key and value of every row into the cache and attends to the cached steps.
 
-    Equal to `attention` over each row's history in which every position attends to its last W steps (itself
-    included), W being the cache's size. The cache's lengths do not change: layers that share them call
-    `RingCache.advance` once, after the last layer.
+    Equal to the last position of `attention` over each row's last W steps (the new one included), W being the
+    cache's size. So a cache of window + 1 slots suffices for a window without sinks. With `sink`, the result
+    equals that over the whole history only while the history fits into the cache: a full ring overwrites the
+    first positions, and the sinks are then the oldest positions that it still holds.
+
+    The cache's lengths do not change: layers that share them call `RingCache.advance` once, after the last layer.
+    Step under `torch.no_grad()` and train on whole sequences: gradients cannot pass through several steps, for
+    each changes the cache in place.
 
     Args:
         q: queries (B, 1, H, D).
         k: keys, same shape.
         v: values, same shape.
-        cache: changed in place; its rows are the rows of q.
-        window, sink, sink_bias, logit_clip, scale: as in `attention`; sinks are the first cached positions.
+        cache: changed in place; its rows are the rows of q. Its dtype may be another than that of q: new keys and
+            values are rounded to it.
+        window, sink, sink_bias, logit_clip, scale: as in `attention`, over the cached positions.
         rotary_base: if given, q and k are rotated first (Su et al. 2021, eq. 34): features i and i + D/2 by
             the angle position * rotary_base ** (-2 i / D). The cache holds rotated keys.
         positions: (B,) integers, the positions of the rotation; the cache's lengths by default.

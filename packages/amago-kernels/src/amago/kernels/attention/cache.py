@@ -6,6 +6,7 @@ Shapes: B rows, W slots, H heads, D head dimension.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -37,7 +38,18 @@ class RingCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> RingCache:
-        """An empty cache of `batch_size` rows and `window` slots."""
+        """An empty cache of `batch_size` rows and `window` slots.
+
+        Raises:
+            TypeError: for a size that is not an integer.
+            ValueError: for a size below 1, or a batch size below 0.
+        """
+        sizes = {"batch_size": batch_size, "window": window, "n_heads": n_heads, "head_dim": head_dim}
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, Integral | torch.SymInt):
+                raise TypeError(f"{name} must be an integer, got {size!r}")
+            if size < (least := 0 if name == "batch_size" else 1):
+                raise ValueError(f"{name} must be at least {least}, got {size}")
         shape = (batch_size, window, n_heads, head_dim)
         return cls(
             torch.zeros(shape, device=device, dtype=dtype),
@@ -59,5 +71,10 @@ class RingCache:
 
         The backends "eager" and "sdpa" multiply stale slots by 0, so these must be finite. The other backends do
         not read them.
+
+        Raises:
+            TypeError: unless the rows are integers or bools.
         """
+        if isinstance(rows, Tensor) and rows.is_floating_point():
+            raise TypeError(f"rows must be integers, or a bool for each row, got {rows.dtype}")
         self.lengths[rows] = 0

@@ -72,7 +72,7 @@ def _check_loss(
     _check_logits(logits, bins)
     _check_per_row("target", target, logits)
     if not target.is_floating_point():
-        raise ValueError(f"target must be floating-point returns, got {target.dtype}")
+        raise ValueError(f"target must be floating-point returns, got {target.dtype}: pass target.float()")
     if mask is not None:
         _check_per_row("mask", mask, logits)
         if mask.dtype != torch.bool:

@@ -31,7 +31,10 @@ _MIN_LEARNED_POSITIONS = 2048
 class TformerTrajEncoder(TrajEncoder):
     """A pre-norm, decoder-only Transformer over timestep embeddings.
 
-    It attends to the last `max_seq_len` timesteps.
+    A step attends to the last `max_seq_len` timesteps, a whole sequence to all that it has, as far as its
+    `attention_type` lets it. So their outputs are equal for sequences of at most `max_seq_len` timesteps.
+
+    Step under `torch.no_grad()`: the hidden state is changed in place, so gradients cannot pass through steps.
 
     Args:
         tstep_dim: width of a timestep's embedding.
