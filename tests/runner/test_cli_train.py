@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -301,6 +302,26 @@ def test_an_invalid_run_folder_and_a_missing_gin_include_are_named(tmp_path: Pat
     (tmp_path / "settings.gin").write_text('include "elsewhere.gin"\n')
     said = refused("train", "CartPole-v1", "--run-dir", tmp_path, "--gin", tmp_path / "settings.gin")
     assert "elsewhere.gin" in said
+
+
+def test_a_run_that_was_stopped_in_its_last_epoch_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = Experiment.collect_new_training_data
+
+    def collect_with_signal(self: Experiment) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        collect(self)
+
+    arguments = ["train", "CartPole-v1", *LIMIT, *TINY, "--run-dir", str(tmp_path), "--epochs", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "collect_new_training_data", collect_with_signal)
+        stopped = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert stopped.exit_code == 128 + signal.SIGTERM
+    assert "The same command with --resume continues the run." in stopped.output
+    amago_run(*arguments, "--resume")
+    summary = read_json(tmp_path / "CartPole-v1" / "summary.json")
+    assert (summary["status"], summary["env_steps"], summary["gradient_steps"]) == ("finished", 60 * 4, 3)
 
 
 @pytest.mark.parametrize(("ckpt_interval", "remedy"), [("1", "--resume"), ("50", "--overwrite")])

@@ -128,7 +128,11 @@ def _resumed_recipe(folder: Path, changes: Mapping[str, Any], *, may_be_finished
     """The recorded recipe with those changes that a resumed run accepts."""
     recorded = recorded_recipe(folder)
     epochs_done = max(Checkpointer(folder, folder.name).epochs()) + 1
-    is_finished = epochs_done >= changes.get("epochs", recorded.epochs) and (folder / SUMMARY_FILE).exists()
+    is_finished = (
+        epochs_done >= changes.get("epochs", recorded.epochs)
+        and (folder / SUMMARY_FILE).exists()
+        and Summary.load(folder).status == "finished"  # "stopped": in the middle of the last epoch
+    )
     if is_finished and not may_be_finished:
         remedy = "raise --epochs to train it further."
         raise UsageProblem(f"{folder} has finished its {epochs_done} epochs: {remedy}", "--resume")
