@@ -89,6 +89,17 @@ def test_a_launch_ends_with_its_learner(make_launch: Callable[..., tuple[LocalLa
     assert told == []
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity")
+def test_processes_share_the_cores_that_the_launch_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    launch = LocalLaunch([], [], collectors=1, log_dir=tmp_path, tell=print)
+    assert launch._environ["OMP_NUM_THREADS"] == "1"
+
+
 def launch_command(tmp_path: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "amago.cli", "launch", *SMALL, "--run-dir", str(tmp_path), *options]
 
