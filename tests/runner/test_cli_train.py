@@ -28,6 +28,7 @@ TINY = [
     *("--timesteps-per-epoch", "60", "--batches-per-epoch", "3", "--eval-episodes", "8"),
     *("--val-interval", "1", "--seed", "5"),
 ]
+BLIND = ["--set", "FFTstepEncoder.hide_rl2s=True"]
 LIMIT = ["--env-arg", "max_episode_steps=40"]
 
 
@@ -215,15 +216,20 @@ def own_environments() -> Iterator[None]:
         (["Pendulum-v1", *LIMIT], "ff"),
         (["RoomKeyDoor", "--env-arg", "meta_rollout_horizon=50", "--traj-encoder", "rnn"], "ff"),
         (["TMazeAltActive", "--traj-encoder", "rnn"], "ff"),
-        (["Camera-v0", "--traj-encoder", "ff", "--timesteps-per-epoch", "12"], "multimodal"),
+        (["Camera-v0", "--traj-encoder", "ff", "--timesteps-per-epoch", "12", *BLIND], "multimodal"),
     ],
 )
 def test_environments_train_with_their_default_settings_and_are_evaluated(
     arguments: list[str], tstep_encoder: str, own_environments: None, tmp_path: Path
 ) -> None:
-    amago_run("train", "--run-dir", tmp_path, *TINY, "--epochs", "1", *arguments)
+    result = amago_run("train", "--run-dir", tmp_path, *TINY, "--epochs", "1", *arguments)
     summary = read_json(tmp_path / arguments[0] / "summary.json")
     assert summary["tstep_encoder"] == tstep_encoder
+    warning = (
+        "Warning: --set FFTstepEncoder.hide_rl2s=True has no effect: this run has no FFTstepEncoder "
+        "(its encoders: MultiModalTstepEncoder, FFTrajEncoder).\n"
+    )
+    assert result.output.count(warning) == (tstep_encoder == "multimodal")
     assert summary["mean_return"] is not None
     shown = amago_run("eval", tmp_path / arguments[0], "--episodes", "4").output
     assert f"Average Total Return in {arguments[0]}" in shown
