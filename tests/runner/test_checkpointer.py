@@ -89,6 +89,15 @@ def test_checkpoints_are_kept_by_interval_and_by_validation_return(tmp_path: Pat
     assert checkpointer.epochs() == weights(checkpointer) == [0, 3, 4, 6, 7]
 
 
+def test_of_the_checkpoints_after_the_best_validation_the_first_is_kept(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, "run", keep_last=1, keep_best=1)
+    for epoch, value in enumerate([1.0, 1.0, 5.0, 5.0, 5.0, 2.0, 2.0]):
+        saved = state(epoch)
+        saved.state["validation_return"] = value
+        checkpointer.save(epoch, saved)
+    assert checkpointer.epochs() == [2, 6]
+
+
 def test_the_checkpoint_just_saved_is_kept_beside_later_ones(tmp_path: Path) -> None:
     """Later ones are there after a resume that passed over damaged ones."""
     for epoch in (4, 8, 9, 5):

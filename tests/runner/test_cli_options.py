@@ -1,21 +1,26 @@
 """Options of the command line: generated from the recipe, shown by --help, and wrong values answered plainly."""
 
 import dataclasses
+import io
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import gin
 import pytest
+from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from amago.agent import list_registered_agents
 from amago.cli.app import app
+from amago.cli.build import bind_gin, warn_of_unused_settings
 from amago.cli.options import OPTIONS, UsageProblem, option_name, parse_arguments, parse_literal
 from amago.cli.recipe import Recipe
 from amago.envs.exploration import list_registered_explorations
-from amago.nets.traj_encoders import list_registered_traj_encoders
-from amago.nets.tstep_encoders import list_registered_tstep_encoders
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, list_registered_traj_encoders
+from amago.nets.tstep_encoders import FFTstepEncoder, list_registered_tstep_encoders
 
 # The options of train that scripts rely on, with the default where the recipe has one.
 DEFAULTS = {
@@ -211,6 +216,47 @@ def test_malformed_environment_arguments_name_their_option(texts: list[str], mes
     with pytest.raises(UsageProblem, match=message) as caught:
         parse_arguments(texts, "--env-arg")
     assert caught.value.option == "--env-arg"
+
+
+@gin.register(module="tests")
+class Registered(FFTstepEncoder):
+    """gin binds what `register` returns to itself, and leaves this class as it is."""
+
+
+class OwnAgent(nn.Module):
+    """Encoders of which one is of a subclass, and one inside of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spaces: dict[str, Any] = {"obs_space": {"observation": (3,)}, "rl2_space": (3,)}
+        self.tstep_encoder = Registered(**spaces)
+        self.tstep_encoder.inner = GRUTrajEncoder(tstep_dim=8, max_seq_len=4)
+        self.traj_encoder = FFTrajEncoder(tstep_dim=8, max_seq_len=4)
+
+
+def test_a_setting_of_an_encoder_that_the_agent_does_not_have_is_named() -> None:
+    used = [
+        *("Registered.hide_rl2s=True", "FFTstepEncoder.d_hidden=8", "TstepEncoder.hide_rewards=True"),
+        *("tests.Registered.n_layers=1", "some_scope/FFTrajEncoder.d_model=8", "GRUTrajEncoder.d_hidden=8"),
+        *("Agent.tau=0.5", "MultiTaskAgent.tau=0.5"),
+    ]
+    unused = ["CNNTstepEncoder.hide_rl2s = True", "traj_encoders.MambaTrajEncoder.d_model=8"]
+    bind_gin({}, (), [*used, *unused])
+    console = Console(file=io.StringIO(), width=80)
+    warn_of_unused_settings([*used, *unused], cast(Any, OwnAgent()), console)
+    encoders = "(its encoders: Registered, FFTrajEncoder)"
+    assert cast(io.StringIO, console.file).getvalue().splitlines() == [
+        f"Warning: --set {unused[0]} has no effect: this run has no CNNTstepEncoder {encoders}.",
+        f"Warning: --set {unused[1]} has no effect: this run has no MambaTrajEncoder {encoders}.",
+    ]
+
+
+def test_a_launch_names_a_setting_of_another_encoder(tmp_path: Path) -> None:
+    other = "MultiModalTstepEncoder.hide_rl2s=True"
+    # Refused after the agent was built, and before processes are started.
+    refusal = ["--set", "Experiment.overlap_collection=True"]
+    shown = refused("launch", "--set", other, *refusal, "--run-dir", tmp_path)
+    assert f"--set {other} has no effect: this run has no MultiModalTstepEncoder" in shown
 
 
 def test_a_setting_of_agent_that_another_agent_does_not_get_is_refused(tmp_path: Path) -> None:

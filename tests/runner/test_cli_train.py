@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ TINY = [
     *("--timesteps-per-epoch", "60", "--batches-per-epoch", "3", "--eval-episodes", "8"),
     *("--val-interval", "1", "--seed", "5"),
 ]
+BLIND = ["--set", "FFTstepEncoder.hide_rl2s=True"]
 LIMIT = ["--env-arg", "max_episode_steps=40"]
 
 
@@ -214,15 +216,20 @@ def own_environments() -> Iterator[None]:
         (["Pendulum-v1", *LIMIT], "ff"),
         (["RoomKeyDoor", "--env-arg", "meta_rollout_horizon=50", "--traj-encoder", "rnn"], "ff"),
         (["TMazeAltActive", "--traj-encoder", "rnn"], "ff"),
-        (["Camera-v0", "--traj-encoder", "ff", "--timesteps-per-epoch", "12"], "multimodal"),
+        (["Camera-v0", "--traj-encoder", "ff", "--timesteps-per-epoch", "12", *BLIND], "multimodal"),
     ],
 )
 def test_environments_train_with_their_default_settings_and_are_evaluated(
     arguments: list[str], tstep_encoder: str, own_environments: None, tmp_path: Path
 ) -> None:
-    amago_run("train", "--run-dir", tmp_path, *TINY, "--epochs", "1", *arguments)
+    result = amago_run("train", "--run-dir", tmp_path, *TINY, "--epochs", "1", *arguments)
     summary = read_json(tmp_path / arguments[0] / "summary.json")
     assert summary["tstep_encoder"] == tstep_encoder
+    warning = (
+        "Warning: --set FFTstepEncoder.hide_rl2s=True has no effect: this run has no FFTstepEncoder "
+        "(its encoders: MultiModalTstepEncoder, FFTrajEncoder).\n"
+    )
+    assert result.output.count(warning) == (tstep_encoder == "multimodal")
     assert summary["mean_return"] is not None
     shown = amago_run("eval", tmp_path / arguments[0], "--episodes", "4").output
     assert f"Average Total Return in {arguments[0]}" in shown
@@ -301,6 +308,26 @@ def test_an_invalid_run_folder_and_a_missing_gin_include_are_named(tmp_path: Pat
     (tmp_path / "settings.gin").write_text('include "elsewhere.gin"\n')
     said = refused("train", "CartPole-v1", "--run-dir", tmp_path, "--gin", tmp_path / "settings.gin")
     assert "elsewhere.gin" in said
+
+
+def test_a_run_that_was_stopped_in_its_last_epoch_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = Experiment.collect_new_training_data
+
+    def collect_with_signal(self: Experiment) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        collect(self)
+
+    arguments = ["train", "CartPole-v1", *LIMIT, *TINY, "--run-dir", str(tmp_path), "--epochs", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "collect_new_training_data", collect_with_signal)
+        stopped = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert stopped.exit_code == 128 + signal.SIGTERM
+    assert "The same command with --resume continues the run." in stopped.output
+    amago_run(*arguments, "--resume")
+    summary = read_json(tmp_path / "CartPole-v1" / "summary.json")
+    assert (summary["status"], summary["env_steps"], summary["gradient_steps"]) == ("finished", 60 * 4, 3)
 
 
 @pytest.mark.parametrize(("ckpt_interval", "remedy"), [("1", "--resume"), ("50", "--overwrite")])

@@ -3,13 +3,14 @@
 import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from amago.experiment import Callback, Experiment
-from amago.loading import DiskTrajDataset
+from amago.loading import DiskTrajDataset, MixtureOfDatasets
 from amago.nets.traj_encoders import GRUTrajEncoder
 
 pytestmark = pytest.mark.source_only
@@ -112,6 +113,25 @@ def test_resume_restores_files_that_the_killed_run_deleted(make_experiment: Make
     unbroken = run(make("a", root))
     run_until_killed(make("b", root, callbacks=[Killer(4)]))
     assert same_weights(unbroken, run(make("b", root, resume=True)))
+
+
+def test_a_process_without_edit_rights_resumes_with_the_weights_of_a_mixture(
+    make_experiment: MakeExperiment, tmp_path: Path
+) -> None:
+    def mixture() -> MixtureOfDatasets:
+        return MixtureOfDatasets([DiskTrajDataset(tmp_path, "buffer", 1000)], [1.0], smooth_sudden_starts=100)
+
+    killed = make_experiment(dataset=mixture(), ckpt_interval=1, callbacks=[Killer(1)])
+    run_until_killed(killed)
+    folder = killed.dataset.save_new_trajs_to
+    files = sorted(folder.iterdir())
+    resumed = make_experiment(dataset=mixture(), resume=True, has_dset_edit_rights=False)
+    resumed.start()
+    state = resumed.dataset.state_dict()
+    assert (state["ready_at_start"], state["ready_since"]) == ([False], [0])
+    assert sorted(folder.iterdir()) == files  # those after the checkpoint too
+    # The weight is still annealed: 0 at the start, one hundredth more in every epoch.
+    assert resumed.dataset.update_dset_weights(1)["buffer Current Sample Weight"] == pytest.approx(0.02)
 
 
 def test_resume_does_not_repeat_the_saved_epoch(make_experiment: MakeExperiment) -> None:

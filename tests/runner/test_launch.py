@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from amago.cli.app import app
 from amago.cli.launch import LaunchTable, launch_run
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
@@ -87,6 +89,17 @@ def test_a_launch_ends_with_its_learner(make_launch: Callable[..., tuple[LocalLa
     launch, told = make_launch([sys.executable, "-c", ""], SLEEP, 2)
     assert status_at_end(launch) == 0
     assert told == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity")
+def test_processes_share_the_cores_that_the_launch_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    launch = LocalLaunch([], [], collectors=1, log_dir=tmp_path, tell=print)
+    assert launch._environ["OMP_NUM_THREADS"] == "1"
 
 
 def launch_command(tmp_path: Path, *options: str) -> list[str]:
@@ -255,11 +268,23 @@ def test_collectors_may_start_before_the_learner_and_return_after_a_kill(tmp_pat
     assert summary["env_steps"] >= before
 
 
-def test_a_collector_refuses_another_network_than_the_learners(tmp_path: Path) -> None:
-    recipe = {"env": "CartPole-v1", "actors": 2, "traj_encoder": "ff", "memory_size": 64}
+@pytest.mark.parametrize(("setting", "own", "other"), [("memory_size", 64, 32), ("seed", 5, 7)])
+def test_a_collector_refuses_another_network_or_seed_than_the_learners(
+    tmp_path: Path, setting: str, own: int, other: int
+) -> None:
+    recipe = {"env": "CartPole-v1", "actors": 2, "traj_encoder": "ff", "memory_size": 64, "seed": 5}
     (tmp_path / "run.json").write_text(json.dumps({"environment": {"recipe": recipe}}))
-    with pytest.raises(UsageProblem, match="the learner has 64, so a collector cannot have 32"):
-        plan_collector(tmp_path, {"memory_size": 32})
+    with pytest.raises(UsageProblem, match=f"has {own}, so a collector cannot have {other}: leave it out"):
+        plan_collector(tmp_path, {setting: other})
+
+
+@pytest.mark.parametrize("option", ["--resume", "--auto-resume", "--overwrite", "--tensorboard"])
+def test_a_collector_refuses_what_only_the_learner_does(tmp_path: Path, option: str) -> None:
+    arguments = ["train", *SMALL, "--run-dir", str(tmp_path), "--mode", "collect", option]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert result.exit_code == 2
+    said = " ".join(result.output.replace("│", "").split())
+    assert f"Invalid value for {option}: it has no effect on a collector: give it to the learner" in said
 
 
 def test_the_table_sums_over_processes(tmp_path: Path) -> None:

@@ -254,18 +254,21 @@ def test_other_errors_of_the_agent_are_not_changed(make_learner: MakeLearner) ->
 
 
 @pytest.mark.parametrize(
-    ("network", "timesteps", "expected"),
+    ("network", "timesteps", "cores", "expected"),
     [
-        (nn.Linear(64, 256), 1104, 1),
-        (nn.Linear(256, 1024), 3072, 2),
-        (nn.Conv2d(3, 8, 3), 1, 2),
-        (nn.Embedding(100_000, 64), 1104, 1),  # a look-up multiplies nothing
+        (nn.Linear(64, 256), 1104, 4, 1),
+        (nn.Linear(256, 1024), 3072, 4, 2),
+        (nn.Linear(256, 1024), 3072, 1, 1),
+        (nn.Conv2d(3, 8, 3), 1, 4, 2),
+        (nn.Conv2d(3, 8, 3), 1, 1, 1),
+        (nn.Embedding(100_000, 64), 1104, 4, 1),  # a look-up multiplies nothing
     ],
-    ids=["small", "large", "convolution", "embedding"],
+    ids=["small", "large", "large-one-core", "convolution", "convolution-one-core", "embedding"],
 )
-def test_small_layers_take_one_thread_and_others_torchs_number(
-    network: nn.Module, timesteps: int, expected: int
+def test_small_layers_take_one_thread_and_others_torchs_number_or_the_available_cores(
+    monkeypatch: pytest.MonkeyPatch, network: nn.Module, timesteps: int, cores: int, expected: int
 ) -> None:
+    monkeypatch.setattr("amago.experiment.learner.available_cores", lambda: cores)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -274,7 +277,8 @@ def test_small_layers_take_one_thread_and_others_torchs_number(
         torch.set_num_threads(before)
 
 
-def test_critics_of_every_discount_count_as_more_rows() -> None:
+def test_critics_of_every_discount_count_as_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amago.experiment.learner.available_cores", lambda: 2)
     settings: dict[str, Any] = {
         "obs_space": {"observation": (3,)},
         "rl2_space": (3,),

@@ -303,6 +303,9 @@ class OwnEncoder(FFTstepEncoder):
 
 def test_classes_of_other_packages_are_loaded_if_the_user_trusts_them(make_experiment: Made) -> None:
     run = trained(make_experiment, "discrete-ff", tstep_encoder_type=OwnEncoder).run_dir
-    with pytest.raises(UntrustedNameError, match="test_policy:OwnEncoder', which is not a part of amago"):
-        Policy.load(run)
+    with pytest.raises(
+        UntrustedNameError, match="test_policy:OwnEncoder', which is not a part of amago"
+    ) as raised:
+        Policy.load(run, trust=("other",))
+    assert str(raised.value).endswith("if you trust it, pass trust=('other', 'tests')")
     assert isinstance(Policy.load(run, trust=("tests",)).agent.tstep_encoder, OwnEncoder)

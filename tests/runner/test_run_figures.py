@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -39,6 +42,32 @@ def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"section": "val", "axes"')
     assert len(read_figures(folder).evaluation.returns) == 3
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, "a", finished=False)
+    states = folder / "ckpts" / "training_states"
+    for epoch in (0, 1):
+        shutil.copytree(states / "a_epoch_2", states / f"a_epoch_{epoch}")
+    iterdir, stat = Path.iterdir, Path.stat
+
+    def deleted_before(path: Path) -> Iterator[Path]:
+        if path.name == "a_epoch_0":
+            shutil.rmtree(path)
+        return iterdir(path)
+
+    def deleted_between(path: Path, **options: Any) -> os.stat_result:
+        if path.parent.name == "a_epoch_1":
+            shutil.rmtree(path.parent)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "iterdir", deleted_before)
+    monkeypatch.setattr(Path, "stat", deleted_between)
+    assert [checkpoint.epoch for checkpoint in read_figures(folder).checkpoints] == [2]
+    assert not (states / "a_epoch_0").exists()
+    assert not (states / "a_epoch_1").exists()
 
 
 def test_the_summary_of_a_run_that_went_on_is_an_old_one(tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def test_all_combinations_run_with_every_seed(tmp_path: Path) -> None:
     assert [command[command.index("--seed") + 1] for command in commands] == ["3", "3", "4", "4"]
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity")
+def test_runs_share_the_cores_that_the_sweep_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    monkeypatch.setattr(
+        "amago.cli.sweep._run_all", lambda runs, count, threads, console: started.extend([count, threads])
+    )
+    assert "5 runs, 1 at a time" in sweep(tmp_path, *TINY).output
+    assert started == [1, 1]
+
+
 def test_commas_inside_brackets_do_not_separate_values(tmp_path: Path) -> None:
     commands = plan(tmp_path, "Actor.sizes=(64, 64),[32,32],'a,b',1")
     values = [command[-1].partition("=")[2] for command in commands]

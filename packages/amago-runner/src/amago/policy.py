@@ -56,7 +56,7 @@ from amago.experiment.checkpointer import Checkpointer
 from amago.experiment.rollout import ActingPolicy
 from amago.experiment.run_json import read_run
 from amago.experiment.saved_policies import load_saved_policy, read_saved_policy
-from amago.experiment.trusted import trusting
+from amago.experiment.trusted import UntrustedNameError, trusting
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -154,8 +154,12 @@ class Policy:
         folder = Path(run).expanduser()
         record = read_run(folder)
         weights = find_weights(folder, checkpoint)
-        with trusting(*trust):
-            agent = record.build_agent()
+        try:
+            with trusting(*trust):
+                agent = record.build_agent()
+        except UntrustedNameError as error:
+            remedy = f"pass trust={(*trust, error.package)}"
+            raise UntrustedNameError(error.problem, error.package, remedy) from error
         load_saved_policy(agent, read_saved_policy(weights), weights)
         agent.on_checkpoint_loaded(is_resume=False)
         assert record.spaces is not None  # checked by build_agent

@@ -14,6 +14,8 @@ from typing import Any
 
 import gin
 import torch
+from rich.console import Console
+from rich.markup import escape
 
 from amago.agent import Agent, BaseAgent
 from amago.cli.environments import (
@@ -267,6 +269,31 @@ def build_agent(plan: RunPlan) -> BaseAgent:
         raise UsageProblem(str(error), "the settings") from error
     finally:
         env.close()
+
+
+def warn_of_unused_settings(assignments: Sequence[str], agent: BaseAgent, console: Console) -> None:
+    """Prints a warning for every --set text whose class is an encoder that is no part of the agent."""
+    parts = {_full_name(cls) for module in agent.modules() for cls in type(module).__mro__}
+    encoders = ", ".join(type(each).__name__ for each in (agent.tstep_encoder, agent.traj_encoder))
+    bound = {binding.selector for binding in active_bindings()}
+    for text in assignments:
+        name = text.partition("=")[0].strip().rpartition("/")[2].rpartition(".")[0]
+        found = [each for each in bound if f".{each}".endswith(f".{name}")]
+        cls = gin.get_configurable(min(found, key=len)) if found else None
+        if not (isinstance(cls, type) and issubclass(cls, (TstepEncoder, TrajEncoder))):
+            continue
+        if _full_name(cls) not in parts:
+            console.print(
+                f"[bold yellow]Warning:[/] --set {escape(text)} has no effect: this run has no {cls.__name__} "
+                f"(its encoders: {encoders}).",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _full_name(cls: type) -> tuple[str, str]:
+    """What a class and the class that gin makes of it for `register` have in common."""
+    return cls.__module__, cls.__qualname__
 
 
 def _offline_arguments(plan: RunPlan, folder: Path) -> dict[str, Any]:

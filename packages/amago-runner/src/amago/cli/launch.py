@@ -21,6 +21,7 @@ from amago.cli.build import (
     plan_recorded_run,
     plan_run,
     switch_mode,
+    warn_of_unused_settings,
 )
 from amago.cli.environments import named_module
 from amago.cli.launch_process import command
@@ -86,7 +87,8 @@ def launch_run(
         plan_recorded_run(recorded_recipe(folder), gin_files) if is_resumed else plan_run(changes, gin_files)
     )
     bind_gin(read_run(folder) if is_resumed else plan.gin, gin_files, assignments)
-    build_agent(plan)  # A wrong setting ends here, and not in every process.
+    agent = build_agent(plan)  # A wrong setting ends here, and not in every process.
+    warn_of_unused_settings(assignments, agent, console)
     if plan.facts.kind == "offline":
         raise UsageProblem("an offline dataset needs no collectors: use train.", "ENV")
     switch_mode(build_experiment(plan, folder), "learn")

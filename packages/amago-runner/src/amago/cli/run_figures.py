@@ -314,7 +314,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _checkpoints(folder: Path) -> list[Checkpoint]:
     found = []
     for path in (folder / "ckpts" / "training_states").glob("[!.]*_epoch_*"):
-        files = [file.stat() for file in path.iterdir()]
+        try:
+            files = [file.stat() for file in path.iterdir()]
+        except FileNotFoundError:  # the run has deleted it meanwhile
+            continue
         size, newest = (
             sum(file.st_size for file in files),
             max((file.st_mtime for file in files), default=0.0),

@@ -22,8 +22,8 @@ from amago.experiment import Callback, Experiment
 from amago.experiment.run_json import read_run
 from amago.experiment.trusted import trusting
 
-# Settings that each collector may have for itself.
-_OWN_SETTINGS = {"actors", "seed"}
+# Settings that each collector may have for itself. Its seed is drawn, so --seed is the learner's or an error.
+_OWN_SETTINGS = {"actors"}
 
 
 def collect_run(
@@ -69,7 +69,8 @@ def plan_collector(
         old, new = getattr(recorded, setting), getattr(wanted, setting)
         if new != old:
             raise UsageProblem(
-                f"the learner has {old!r}, so a collector cannot have {new!r}.", option_name(setting)
+                f"the learner has {old!r}, so a collector cannot have {new!r}: leave it out.",
+                option_name(setting),
             )
     bind_gin(read_run(folder), gin_files, assignments)
     return plan_recorded_run(wanted)

@@ -43,6 +43,7 @@ from amago.cli.run_figures import Group, RunFigures, read_figures
 from amago.cli.run_folders import RUN_FILE
 from amago.cli.statistics import Estimate, bootstrap_interquartile_mean
 from amago.cli.text import duration, number
+from amago.envs.env_utils import available_cores
 from amago.envs.registry import did_you_mean
 from amago.experiment.checkpointer import write_json, write_text
 
@@ -140,7 +141,7 @@ def run_sweep(
         UsageProblem: a setting cannot be used, or the folder holds a sweep with other options.
     """
     sweep = plan_sweep(folder, changes, seeds=seeds, assignments=assignments, gin_files=gin_files)
-    cores = os.cpu_count() or 1
+    cores = available_cores()
     count = min(len(sweep), jobs or max(1, cores // 2))
     console.print(f"{len(sweep)} runs, {count} at a time, in {folder}", highlight=False, soft_wrap=True)
     for job in sweep:

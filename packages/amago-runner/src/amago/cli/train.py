@@ -19,6 +19,7 @@ from amago.cli.build import (
     plan_recorded_run,
     plan_run,
     switch_mode,
+    warn_of_unused_settings,
 )
 from amago.cli.environments import named_module, resolve_environment
 from amago.cli.evaluate import evaluate_fresh_episodes
@@ -107,7 +108,7 @@ def train_run(
         raise UsageProblem(str(error), "--wandb" if log_to_wandb else "--tensorboard") from error
     if not is_resumed:
         require_run_folder(folder)
-    summary = _learn_and_evaluate(experiment, console, plan)
+    summary = _learn_and_evaluate(experiment, console, plan, assignments)
     picture = folder / PICTURE_FILE
     show_summary(console, summary, folder, picture if picture.is_file() else None)
     was_to_learn = experiment.start_learning_at_epoch < experiment.epochs
@@ -128,7 +129,11 @@ def _resumed_recipe(folder: Path, changes: Mapping[str, Any], *, may_be_finished
     """The recorded recipe with those changes that a resumed run accepts."""
     recorded = recorded_recipe(folder)
     epochs_done = max(Checkpointer(folder, folder.name).epochs()) + 1
-    is_finished = epochs_done >= changes.get("epochs", recorded.epochs) and (folder / SUMMARY_FILE).exists()
+    is_finished = (
+        epochs_done >= changes.get("epochs", recorded.epochs)
+        and (folder / SUMMARY_FILE).exists()
+        and Summary.load(folder).status == "finished"  # "stopped": in the middle of the last epoch
+    )
     if is_finished and not may_be_finished:
         remedy = "raise --epochs to train it further."
         raise UsageProblem(f"{folder} has finished its {epochs_done} epochs: {remedy}", "--resume")
@@ -171,12 +176,15 @@ def _scripts_experiment(
     return experiment
 
 
-def _learn_and_evaluate(experiment: Experiment, console: Console, plan: RunPlan | None) -> Summary:
+def _learn_and_evaluate(
+    experiment: Experiment, console: Console, plan: RunPlan | None, assignments: Sequence[str]
+) -> Summary:
     """Trains, evaluates what amago-run has started, and returns the summary."""
     resume = "--resume instead of --overwrite" if experiment.overwrite else "--resume"
     try:
         with problems_named(experiment.run_dir):
             experiment.start()
+        warn_of_unused_settings(assignments, experiment.policy, console)
         if experiment.epoch >= experiment.epochs:
             console.print(f"{experiment.run_dir} has finished its {experiment.epoch} epochs.", soft_wrap=True)
         elif plan is not None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from amago.envs.env_utils import available_cores
+
 QUICK_DEATH_SECONDS = 60.0
 """A collector that ends sooner than this after its start has died quickly."""
 MAX_QUICK_DEATHS = 3
@@ -83,7 +85,7 @@ class LocalLaunch:
         self._tell = tell
         self._members: dict[str, _Member] = {}
         # The cores are shared out, since otherwise every process would start as many threads as there are cores.
-        threads = max(1, (os.cpu_count() or 1) // (collectors + 1))
+        threads = max(1, available_cores() // (collectors + 1))
         self._environ = {"OMP_NUM_THREADS": str(threads), **os.environ}
 
     def start(self) -> None:

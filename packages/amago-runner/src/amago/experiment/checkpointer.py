@@ -61,7 +61,8 @@ class Checkpointer:
         run_name: Name of the run, part of the names of training states.
         keep_last: Number of checkpoints to keep, the newest; None keeps all.
         keep_every: Keep the checkpoints of epochs that this divides, for good; None keeps no more.
-        keep_best: Number of checkpoints to keep with the highest `validation_return` in their state.
+        keep_best: Number of checkpoints to keep with the highest `validation_return` in their state, the
+            earliest first where it is equal.
     """
 
     def __init__(
@@ -184,8 +185,9 @@ class Checkpointer:
             kept.update(epoch for epoch in epochs if epoch % self._keep_every == 0)
         if self._keep_best:
             returns = {epoch: self._validation_return(epoch) for epoch in epochs}
-            known = sorted((value, epoch) for epoch, value in returns.items() if value is not None)
-            kept.update(epoch for _, epoch in known[-self._keep_best :])
+            # Checkpoints between two validations have the return of the first; its weights are nearest to it.
+            known = sorted((value, -epoch) for epoch, value in returns.items() if value is not None)
+            kept.update(-epoch for _, epoch in known[-self._keep_best :])
         for epoch in epochs:
             if epoch not in kept:
                 self.policy_weights(epoch).unlink(missing_ok=True)

@@ -151,7 +151,8 @@ class ExperimentConfig:
         fsdp: Shard the trajectory encoder over the processes of a data-parallel run (FSDP2): its parameters,
             gradients and optimizer state. For models that do not fit a GPU whole; not with `compile=True`.
         threads: Threads of torch in this process until `close()`, for an agent on a CPU. "auto" is 1 if its layers
-            are small, for which several threads take longer than one, else torch's own number.
+            are small, for which several threads take longer than one, else torch's own number, at most
+            that of the available cores.
     """
 
     run_name: Name

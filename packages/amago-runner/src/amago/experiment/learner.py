@@ -27,6 +27,7 @@ from amago.agent import Agent, BaseAgent, Batch
 from amago.agent.return_head import RegressionHead
 from amago.distributed import fsdp
 from amago.distributed.processes import Processes
+from amago.envs.env_utils import available_cores
 from amago.kernels.memory import keep_freed_memory
 from amago.nets.specs import as_obs_spec
 from amago.utils import amago_warning
@@ -266,23 +267,25 @@ class Learner:
 
 
 def threads_for(agent: nn.Module, timesteps: int) -> int:
-    """Number of threads for updates on a CPU: 1, or torch's number if a layer is large or a convolution.
+    """Number of threads for updates on a CPU: 1, or more if a layer is large or a convolution.
+
+    That is torch's number, but at most that of the available cores: torch does not know a container's CPU quota.
 
     Args:
         agent: Agent to train.
         timesteps: Timesteps of a batch.
     """
-    largest = 0
+    largest, most = 0, min(torch.get_num_threads(), available_cores())
     for name, module in agent.named_modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-            return torch.get_num_threads()
+            return most
         rows = timesteps
         if isinstance(agent, Agent) and name.startswith("critics") and not _evaluates_every_action(agent):
             rows *= len(agent.gammas)  # each discount has actions of its own
         for weight in module.parameters(recurse=False):
             if weight.dim() >= 2 and not isinstance(module, nn.Embedding):
                 largest = max(largest, rows * weight.shape[-1] * weight.shape[-2])
-    return 1 if largest < _WORTH_THREADS else torch.get_num_threads()
+    return 1 if largest < _WORTH_THREADS else most
 
 
 def _evaluates_every_action(agent: Agent) -> bool:

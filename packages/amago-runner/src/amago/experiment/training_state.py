@@ -109,10 +109,9 @@ def restore_training_state(experiment: Experiment, saved: TrainingState) -> None
     experiment.optimizer.load_state_dict(fsdp.shard_optimizer_state(saved.optimizer, experiment.optimizer))
     experiment.lr_schedule.load_state_dict(saved.lr_schedule)
     _restore_progress(experiment, state)
-    if experiment.has_dset_edit_rights:
-        # Files of other collectors in the same buffer stay.
-        later_files_of = _writer_ids(state["processes"]) if experiment.collects else ()
-        experiment.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
+    # Files of other collectors in the same buffer stay. Without edit rights a dataset moves no files.
+    later_files_of = _writer_ids(state["processes"]) if experiment.collects else ()
+    experiment.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
     # Otherwise another process could already collect, and its files would be moved to `newer_than_checkpoint`.
     experiment.processes.wait()
     if len(state["processes"]) != experiment.processes.count:

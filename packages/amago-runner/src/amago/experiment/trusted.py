@@ -27,13 +27,15 @@ class UntrustedNameError(RuntimeError):
     Args:
         problem: what it names.
         package: the package that could be trusted; "" if that would not help.
+        remedy: how to trust it, for the message.
 
     Attributes:
         problem, package: as given.
     """
 
-    def __init__(self, problem: str, package: str = "") -> None:
-        remedy = f": if you trust it, do this inside `with trusting({package!r}):`" if package else ""
+    def __init__(self, problem: str, package: str = "", remedy: str = "") -> None:
+        remedy = remedy or f"do this inside `with trusting({package!r}):`"
+        remedy = f": if you trust it, {remedy}" if package else ""
         super().__init__(problem + remedy)
         self.problem = problem
         self.package = package

@@ -218,7 +218,10 @@ class RLDataset(Dataset[RLData], ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any], *, later_files_of: Collection[str] = ()) -> None:
-        """Restores the state of a checkpoint; see `DiskTrajDataset.load_state_dict` for the files."""
+        """Restores the state of a checkpoint; see `DiskTrajDataset.load_state_dict` for the files.
+
+        It is called in all processes; without edit rights it must not change files.
+        """
         return
 
 
