@@ -17,6 +17,7 @@ from amago.envs.amago_env import AMAGOEnv, StepResult
 from amago.envs.arguments import Size, check_arguments, check_fields
 from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.metrics import (
+    EPISODE_LENGTH,
     ReturnHistory,
     SpecialMetricHistory,
     extract_metrics,
@@ -39,7 +40,7 @@ class SequenceWrapper(ForwardingWrapper):
 
     Attributes:
         return_history: returns of finished episodes.
-        success_history: metrics that the environment reported.
+        success_history: lengths of finished episodes ("Episode Length") and metrics that the environment reported.
 
     Raises:
         ValueError: for an unknown format, or invalid bounds.
@@ -75,7 +76,7 @@ class SequenceWrapper(ForwardingWrapper):
         self.reset_stats()
 
     def reset_stats(self) -> None:
-        """Removes the returns and metrics of finished episodes."""
+        """Removes the returns, lengths and metrics of finished episodes."""
         self.return_history = ReturnHistory(self.env_name)
         self.success_history = SpecialMetricHistory(self.env_name)
 
@@ -113,7 +114,7 @@ class SequenceWrapper(ForwardingWrapper):
         metrics = self._metrics(info)
         # An episode at time 0 before and after this step had no transition: the row was only reset.
         has_steps = (self.step_count > 0) | (timestep.time_idx > 0)
-        self._keep_statistics(reward, done_rows[has_steps[done_rows]], metrics)
+        self._keep_statistics(timestep, reward, done_rows[has_steps[done_rows]], metrics)
         self._timestep = timestep if self.batched_envs == 1 else following
         self.recorder.add(
             VectorStep(
@@ -138,11 +139,16 @@ class SequenceWrapper(ForwardingWrapper):
         return [(0, extract_metrics(info))]
 
     def _keep_statistics(
-        self, reward: Array, done_rows: Array, metrics: Sequence[tuple[int, dict[str, float]]]
+        self,
+        timestep: Timestep,
+        reward: Array,
+        done_rows: Array,
+        metrics: Sequence[tuple[int, dict[str, float]]],
     ) -> None:
         self._returns += reward
         for row in done_rows.tolist():
             self.return_history.add_score(self._names[row], self._returns[row])
+            self.success_history.add_score(self._names[row], EPISODE_LENGTH, timestep.time_idx[row])
         self._returns[done_rows] = 0.0
         for row, found in metrics:
             for name, value in found.items():
