@@ -25,7 +25,6 @@ from amago.cli.build import (
 from amago.cli.environments import named_module
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
-from amago.cli.plots import PICTURE_FILE
 from amago.cli.report import Summary, show_summary
 from amago.cli.run_folders import (
     clear_run_folder,
@@ -36,6 +35,7 @@ from amago.cli.run_folders import (
 )
 from amago.distributed.launch import Launch, LocalLaunch
 from amago.experiment.progress import speed_text
+from amago.experiment.run_folder import PICTURE_FILE
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
 from amago.experiment.status import read_status, remove_dead

@@ -331,6 +331,18 @@ def write_json(value: Any, path: Path, indent: int | None = 2) -> None:
     write_text(json.dumps(value, indent=indent, allow_nan=False) + "\n", path)
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The contents of a JSON file that another process replaces or deletes; None if there is none.
+
+    A file that a power failure left empty counts as none.
+    """
+    try:
+        content: dict[str, Any] | None = json.loads(path.read_text() or "null")
+    except FileNotFoundError:
+        return None
+    return content
+
+
 def write_text(text: str, path: Path) -> None:
     """Writes a text file atomically; creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ from amago.experiment.run_folder import METRICS_FILE, SUMMARY_FILE, open_folder
 from amago.experiment.run_json import readable_config, write_config_text, write_run
 from amago.experiment.saved_policies import read_saved_policy
 from amago.experiment.schedule import is_due
-from amago.experiment.shared_run import CollectorSlot, SharedRun, read_policy_progress
+from amago.experiment.shared_run import CollectorSlot, SharedRun, add_counts, read_policy_progress
 from amago.experiment.status import StatusWriter
 from amago.experiment.stop_signals import RunStopped, StopRequested, StopSignals
 from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
@@ -1068,8 +1068,7 @@ class Experiment(ExperimentConfig):
         assert self.collector is not None
         totals = dict(self.run_state.env_steps_by_name)
         for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
-            for name, steps in steps_by_name.items():
-                totals[name] = totals.get(name, 0) + steps
+            add_counts(totals, steps_by_name)
         self.counters.env_steps_by_name = totals
 
     def _progress(self, section: str) -> Callable[[int], None]:

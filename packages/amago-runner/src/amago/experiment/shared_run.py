@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from amago.experiment.callbacks import Callback
-from amago.experiment.checkpointer import write_json
+from amago.experiment.checkpointer import read_json, write_json
 from amago.experiment.schedule import is_due
 from amago.hindsight import atomic_file
 from amago.utils import amago_warning
@@ -57,7 +57,7 @@ def write_policy_progress(run_dir: Path, epoch: int) -> None:
 
 def read_policy_progress(run_dir: Path) -> PolicyProgress | None:
     """What the learner says of its latest policy; None if there is no learner yet."""
-    content = _read_json(progress_file(run_dir))
+    content = read_json(progress_file(run_dir))
     return None if content is None else PolicyProgress(**content)
 
 
@@ -130,7 +130,7 @@ def read_collected(run_dir: Path) -> Collected:
     """The sum over all collectors of a run, also those that have ended; without exploration."""
     total = Collected()
     for path in sorted((run_dir / "collectors").glob("*.json")):
-        content = _read_json(path)
+        content = read_json(path)
         if content is not None:
             total.env_steps += content["env_steps"]
             add_counts(total.env_steps_by_name, content["env_steps_by_name"])
@@ -169,7 +169,7 @@ class CollectorSlot(Callback):
         self.index = index
         self._run_dir = run_dir
         self._next_write = 0.0
-        content = _read_json(collected_file(run_dir, index)) or {}
+        content = read_json(collected_file(run_dir, index)) or {}
         self.earlier = Collected(**content)
         self._exploration = self.earlier.exploration
 
@@ -300,18 +300,6 @@ class SharedRun:
         """Timesteps of all collectors together, in total and by environment name."""
         counted = experiment.counters if self.slot is None else read_collected(experiment.run_dir)
         return counted.env_steps, counted.env_steps_by_name
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """The contents of a file that another process replaces atomically; None if there is none.
-
-    A file that a power failure left empty counts as none.
-    """
-    try:
-        content: dict[str, Any] = json.loads(path.read_text() or "null")
-    except FileNotFoundError:
-        return None
-    return content
 
 
 def finite_or_none(number: float | None) -> float | None:
