@@ -96,14 +96,12 @@ class StepCounts:
         self._names: Sequence[str] = ()
         self._steps = 0
 
-    def add(self, names: Sequence[str]) -> bool:
-        """Counts a step of every row; changed names come in a new list. Returns whether the list is new."""
-        changed = names is not self._names
-        if changed:
+    def add(self, names: Sequence[str]) -> None:
+        """Counts a step of every row; changed names come in a new list."""
+        if names is not self._names:
             self.settle()
             self._names = names
         self._steps += 1
-        return changed
 
     def take_back(self, names: Sequence[str]) -> None:
         """Subtracts one step for each of `names`, of rows whose step was no transition."""

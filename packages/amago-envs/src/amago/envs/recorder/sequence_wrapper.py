@@ -20,6 +20,7 @@ from amago.envs.metrics import (
     EPISODE_LENGTH,
     ReturnHistory,
     SpecialMetricHistory,
+    StepCounts,
     extract_metrics,
     extract_vector_metrics,
 )
@@ -73,6 +74,7 @@ class SequenceWrapper(ForwardingWrapper):
             self.recorder.segment_length = SegmentLength(*save_every)
         self._timestep: Timestep | None = None
         self._names: list[str] = []
+        self._counts = StepCounts({})
         self.reset_stats()
 
     def reset_stats(self) -> None:
@@ -112,9 +114,7 @@ class SequenceWrapper(ForwardingWrapper):
         done_rows = np.flatnonzero(terminated | truncated)
         following = timestep.create_reset_version(done_rows) if done_rows.size else timestep
         metrics = self._metrics(info)
-        # An episode at time 0 before and after this step had no transition: the row was only reset.
-        has_steps = (self.step_count > 0) | (timestep.time_idx > 0)
-        self._keep_statistics(timestep, reward, done_rows[has_steps[done_rows]], metrics)
+        self._keep_statistics(timestep, reward, done_rows, metrics)
         self._timestep = timestep if self.batched_envs == 1 else following
         self.recorder.add(
             VectorStep(
@@ -145,11 +145,15 @@ class SequenceWrapper(ForwardingWrapper):
         done_rows: Array,
         metrics: Sequence[tuple[int, dict[str, float]]],
     ) -> None:
+        reset_rows = done_rows[timestep.time_idx[done_rows] == 0]  # made no transition
+        self._counts.add(self._names)
+        self._counts.take_back([self._names[row] for row in reset_rows.tolist()])
         self._returns += reward
-        for row in done_rows.tolist():
+        lengths = np.maximum(self.step_count, timestep.time_idx)
+        for row in done_rows[lengths[done_rows] > 0].tolist():
             self.return_history.add_score(self._names[row], self._returns[row])
-            self.success_history.add_score(self._names[row], EPISODE_LENGTH, timestep.time_idx[row])
-        self._returns[done_rows] = 0.0
+            self.success_history.add_score(self._names[row], EPISODE_LENGTH, lengths[row])
+            self._returns[row] = 0.0
         for row, found in metrics:
             for name, value in found.items():
                 self.success_history.add_score(self._names[row], name, value)
@@ -182,7 +186,8 @@ class SequenceWrapper(ForwardingWrapper):
     @property
     def total_frames_by_env_name(self) -> dict[str, int]:
         """Transitions recorded so far under each environment name."""
-        return self.recorder.frames_by_env_name
+        self._counts.settle()
+        return dict(self._counts.totals)
 
     @property
     def current_timestep(self) -> Timestep:
