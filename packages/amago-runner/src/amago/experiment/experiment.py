@@ -205,7 +205,7 @@ class Experiment(ExperimentConfig):
         seed = self.seed
         if resumed is not None:
             seed = saved_seed(Checkpointer(self.run_dir, self.run_name), resumed, seed)
-        seed = self.processes.share(RandomStreams(seed, 0, self.DEVICE).seed)
+        seed = self.processes.broadcast_from_main(RandomStreams(seed, 0, self.DEVICE).seed)
         self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
 
     def init_dsets(self) -> None:
@@ -331,7 +331,7 @@ class Experiment(ExperimentConfig):
                     require_tensorboard()
             except (ImportError, RuntimeError) as error:
                 problem = error
-        problem = self.processes.share(problem)  # no process waits for one that has failed
+        problem = self.processes.broadcast_from_main(problem)  # no process waits for one that has failed
         if problem is not None:
             raise problem
 
@@ -738,7 +738,7 @@ class Experiment(ExperimentConfig):
         contents = training_state(self, collectors)
         if contents is not None:
             self.checkpointer.save(self.epoch, contents)
-        self.processes.wait()
+        self.processes.barrier()
         self.run_state.saved_epoch = self.epoch
         self._notify("on_checkpoint", self.epoch)
 
@@ -795,7 +795,7 @@ class Experiment(ExperimentConfig):
         assert self.dataset is not None
         if self.processes.is_main:
             self.dataset.delete()
-        self.processes.wait()
+        self.processes.barrier()
 
     def close(self) -> None:
         """Writes unfinished trajectories, stops workers and closes loggers; may be called more than once."""
@@ -905,7 +905,7 @@ class Experiment(ExperimentConfig):
         """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
         with self.times.measure("waiting"):
-            self.processes.wait()
+            self.processes.barrier()
         metrics = dict(self.dataset.on_end_of_collection(self) or {})
         if self.collector is not None:
             refused = self.processes.gather(self.collector.refused_segments)
@@ -913,14 +913,14 @@ class Experiment(ExperimentConfig):
         if metrics:
             self.log(metrics, "dataset")
         with self.times.measure("waiting"):
-            self.processes.wait()
+            self.processes.barrier()
 
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
         began = time.monotonic()
         self.times.lap("other")
-        while not self.processes.share(self.dataset.ready_for_training):
+        while not self.processes.broadcast_from_main(self.dataset.ready_for_training):
             if self.collects:
                 return False
             self._end_if_stopped()
@@ -946,7 +946,7 @@ class Experiment(ExperimentConfig):
         began = time.monotonic()
         progress = read_policy_progress(self.run_dir)
         self.times.lap("other")
-        while self.processes.share(
+        while self.processes.broadcast_from_main(
             self.dataset.is_overfull and read_policy_progress(self.run_dir) == progress
         ):
             self._end_if_stopped()
@@ -971,7 +971,7 @@ class Experiment(ExperimentConfig):
             and not part.collected
             and part.timesteps < self.train_timesteps_per_epoch
             and part.batches < self.train_batches_per_epoch
-            and self.processes.share(self.dataset.ready_for_training)
+            and self.processes.broadcast_from_main(self.dataset.ready_for_training)
         )
 
     def _learn_and_collect(self, epoch: int) -> None:
@@ -1013,7 +1013,7 @@ class Experiment(ExperimentConfig):
                 batches: Iterator[Batch] = itertools.islice(self.train_dloader.epoch(epoch), done, None)
             else:
                 loaded = self.train_dloader.epoch(epoch, only_files_of_now=True)
-                self.processes.wait()  # until all have listed the files
+                self.processes.barrier()  # until all have listed the files
                 collecting = collect(
                     itertools.islice(loaded, done, None), self.train_batches_per_epoch - done
                 )

@@ -246,7 +246,7 @@ class SharedRun:
                     self.slot.load_exploration(experiment)
             experiment.status.open(experiment, experiment.role, 0 if self.slot is None else self.slot.index)
             on_close(experiment.status.close)
-        self._collector_index = processes.share(0 if self.slot is None else self.slot.index)
+        self._collector_index = processes.broadcast_from_main(0 if self.slot is None else self.slot.index)
 
     def publish_policy(self, experiment: Experiment, epoch: int) -> None:
         """Writes the latest policy, and tells collectors that it is the one after `epoch` epochs."""
@@ -262,7 +262,7 @@ class SharedRun:
         """
         if self._watch is None:
             self._watch = LearnerWatch(experiment.run_dir, experiment.max_policy_age)
-        progress = experiment.processes.share(read_policy_progress(experiment.run_dir))
+        progress = experiment.processes.broadcast_from_main(read_policy_progress(experiment.run_dir))
         if self._watch.update(progress) or progress is None:
             experiment.read_latest_policy()
         if progress is not None and experiment.role == "collector":
@@ -290,7 +290,7 @@ class SharedRun:
 
     def count_collected(self, experiment: Experiment) -> None:
         """Takes over the timesteps of all collectors; those of a learner that collected before are among them."""
-        collected = experiment.processes.share(read_collected(experiment.run_dir))
+        collected = experiment.processes.broadcast_from_main(read_collected(experiment.run_dir))
         counters = experiment.counters
         counters.env_steps = max(counters.env_steps, collected.env_steps)
         if collected.env_steps_by_name:

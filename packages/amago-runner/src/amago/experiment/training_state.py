@@ -114,7 +114,7 @@ def restore_training_state(experiment: Experiment, saved: TrainingState) -> None
         later_files_of = _writer_ids(state["processes"]) if experiment.collects else ()
         experiment.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
     # Otherwise another process could already collect, and its files would be moved to `newer_than_checkpoint`.
-    experiment.processes.wait()
+    experiment.processes.barrier()
     if len(state["processes"]) != experiment.processes.count:
         amago_warning(
             f"the checkpoint has {len(state['processes'])} processes, this run has {experiment.processes.count}: "
