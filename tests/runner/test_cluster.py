@@ -87,7 +87,7 @@ def make_launch(folder: Path, address: str, told: list[str], **changes: Any) -> 
     )
 
 
-def account_of(folder: Path, index: int) -> int:
+def steps_of(folder: Path, index: int) -> int:
     """Timesteps that collector `index` has delivered."""
     steps: int = json.loads((folder / "collectors" / f"{index}.json").read_text())["env_steps"]
     return steps
@@ -117,18 +117,18 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
         assert (
             poll_until(launch, lambda: len(read_status(folder)) == 4) is None
         )  # learner and three collectors
-        before = {index: account_of(folder, index) for index in range(3)}
+        before = {index: steps_of(folder, index) for index in range(3)}
         files = set(os.listdir(folder / "buffer" / "fifo"))
         cluster.remove_node(nodes[0], allow_graceful=False)
         assert poll_until(launch, lambda: bool(told)) is None
         assert all("was lost with the round" in message for message in told)
         # Nothing that was delivered is lost, and all three collect again on the node that is left.
         assert files <= set(os.listdir(folder / "buffer" / "fifo"))
-        accounts = {index: account_of(folder, index) for index in range(3)}
-        assert all(accounts[index] >= before[index] for index in range(3)), (before, accounts, told)
+        steps = {index: steps_of(folder, index) for index in range(3)}
+        assert all(steps[index] >= before[index] for index in range(3)), (before, steps, told)
 
         def go_on() -> int:
-            return sum(account_of(folder, index) > accounts[index] for index in range(3))
+            return sum(steps_of(folder, index) > steps[index] for index in range(3))
 
         assert poll_until(launch, lambda: go_on() >= 2) is None, told  # the node that is left has two CPUs
     finally:

@@ -276,8 +276,8 @@ def test_the_table_sums_over_processes(tmp_path: Path) -> None:
     for index in range(2):
         write("collector", index, steps_per_second=100.0, env_steps=500, **{"return": 1.0 + index})
         (tmp_path / "collectors").mkdir(exist_ok=True)
-        account = {"env_steps": 500, "env_steps_by_name": {"e": 500}, "exploration": []}
-        (tmp_path / "collectors" / f"{index}.json").write_text(json.dumps(account))
+        totals = {"env_steps": 500, "env_steps_by_name": {"e": 500}, "exploration": []}
+        (tmp_path / "collectors" / f"{index}.json").write_text(json.dumps(totals))
     table = LaunchTable(tmp_path, 0.1, 10)
     assert table.line() == (
         "epoch 3/10  1,000 steps  50 updates  200 steps/s  5 updates/s  ratio 0.05 of 0.1  buffer 7  "

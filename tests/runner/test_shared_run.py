@@ -1,4 +1,4 @@
-"""How the learner and the collectors of a run know of each other: epochs, accounts, numbers, status and ratio."""
+"""How the learner and the collectors of a run know of each other: epochs, slots, totals, status and ratio."""
 
 import json
 import math

@@ -4,11 +4,11 @@ The learner runs on the node of the launcher, where the run's folder is. Collect
 temporary folder. What would pass through a shared folder passes through Ray's object store:
 
     launcher -> collectors   the file of the latest policy, once per epoch and node
-    collectors -> launcher   after each round: trajectory files, the account of the collector, metrics, status
+    collectors -> launcher   after each round: trajectory files, the totals of the collector, metrics, status
 
 The launcher writes what arrives into the run's folder, so the learner and `amago-run watch` see the same files as
 beside local collectors. A node that is lost takes with it the rounds that its collectors had not delivered; they
-start again on other nodes, with the exploration and the account of their last delivered round.
+start again on other nodes, with the exploration and the totals of their last delivered round.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Round:
 
     Attributes:
         files: Trajectory files by name, as bytes.
-        account: All that the collector has collected, as `Collected`.
+        totals: All that the collector has collected.
         metrics: Lines for metrics.jsonl.
         status: The collector's status.
     """
 
     files: dict[str, NDArray[np.uint8]]
-    account: Collected
+    totals: Collected
     metrics: str
     status: dict[str, Any] | None
 
@@ -85,14 +85,14 @@ class CollectorActor:
     Args:
         make: Makes the Experiment.
         record: What `CollectorMaker.record` returned.
-        index: The collector's number; only number 0 evaluates.
-        account: What was delivered under this number before.
+        index: Index of the collector's slot; only the first one evaluates.
+        totals: What was delivered from this slot before.
     """
 
-    def __init__(self, make: CollectorMaker, record: str, index: int, account: Collected) -> None:
+    def __init__(self, make: CollectorMaker, record: str, index: int, totals: Collected) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="amago-collector-")
         self._folder = Path(self._scratch.name) / _RUN
-        write_collected(account, self._folder, 0)
+        write_collected(totals, self._folder, 0)
         self._experiment = make(record, self._folder)
         if index > 0:
             self._experiment.val_interval = None
@@ -121,7 +121,7 @@ class CollectorActor:
         status = read_status(self._folder)
         return Round(
             files=self._take_files(),
-            account=slot.account(self._experiment),
+            totals=slot.totals(self._experiment),
             metrics=self._take_metrics(),
             status=status[0] if status else None,
         )
@@ -163,7 +163,7 @@ class LearnerActor:
 @dataclass
 class _Collector:
     slot: CollectorSlot
-    account: Collected
+    totals: Collected
     actor: Any = None
     deaths: Deaths = field(default_factory=Deaths)
 
@@ -281,7 +281,7 @@ class ClusterLaunch:
     def _start_actor(self, collector: _Collector) -> None:
         index = collector.slot.index
         actor = self._ray.remote(CollectorActor).options(num_cpus=1, scheduling_strategy="SPREAD")
-        collector.actor = actor.remote(self._make_collector, self._record, index, collector.account)
+        collector.actor = actor.remote(self._make_collector, self._record, index, collector.totals)
 
     def _look_for_policy(self) -> None:
         """Puts a new policy into the object store, from which each node fetches it once."""
@@ -296,8 +296,8 @@ class ClusterLaunch:
             if index in busy or not self._may_collect():
                 continue
             others = read_collected(self._folder)
-            others.env_steps -= collector.account.env_steps
-            for name, steps in collector.account.env_steps_by_name.items():
+            others.env_steps -= collector.totals.env_steps
+            for name, steps in collector.totals.env_steps_by_name.items():
                 others.env_steps_by_name[name] -= steps
             reference = collector.actor.collect.remote(self._policy, self._progress, others)
             self._pending[reference] = index
@@ -321,8 +321,8 @@ class ClusterLaunch:
         for name, content in delivered.files.items():
             with atomic_file(buffer / name, fsync=False) as file:
                 file.write(content.data)
-        collector.account = delivered.account
-        write_collected(delivered.account, self._folder, collector.slot.index)
+        collector.totals = delivered.totals
+        write_collected(delivered.totals, self._folder, collector.slot.index)
         with (self._folder / METRICS_FILE).open("a") as metrics:
             metrics.write(delivered.metrics)
         if delivered.status is not None:

@@ -118,12 +118,12 @@ def collected_file(run_dir: Path, index: int | str) -> Path:
     return run_dir / "collectors" / f"{index}.json"
 
 
-def write_collected(account: Collected, run_dir: Path, index: int | str, *, fsync: bool = False) -> None:
-    """Writes the account of collector `index`; with `fsync` it survives a power failure."""
+def write_collected(totals: Collected, run_dir: Path, index: int | str, *, fsync: bool = False) -> None:
+    """Writes the totals of collector `index`; with `fsync` they survive a power failure."""
     path = collected_file(run_dir, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, fsync=fsync) as file:
-        file.write(json.dumps(asdict(account)).encode())
+        file.write(json.dumps(asdict(totals)).encode())
 
 
 def read_collected(run_dir: Path) -> Collected:
@@ -144,17 +144,17 @@ def add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 class CollectorSlot(Callback):
-    """The number of a running collector, and its account of what it collects.
+    """The slot of a running collector, and the totals of what it collects.
 
-    Numbers are 0, 1, ...; a collector takes the first that no running process holds, and continues the account of
-    the collector that held it before. The operating system frees the number of a process that dies.
+    A collector takes the first slot that no running process holds, and continues the totals of the collector that
+    held it before. The lock of a slot is released when its process dies.
 
     Args:
         run_dir: The run's folder.
 
     Attributes:
-        index: The number.
-        earlier: What was collected under this number before this session.
+        index: Index of the slot, from 0.
+        earlier: Totals of the slot before this session.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -185,10 +185,10 @@ class CollectorSlot(Callback):
     def write(self, experiment: Experiment, *, fsync: bool = False) -> None:
         """Writes what was collected up to now; with `fsync` it survives a power failure."""
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
-        write_collected(self.account(experiment), self._run_dir, self.index, fsync=fsync)
+        write_collected(self.totals(experiment), self._run_dir, self.index, fsync=fsync)
 
-    def account(self, experiment: Experiment) -> Collected:
-        """What was collected up to now under this number."""
+    def totals(self, experiment: Experiment) -> Collected:
+        """Totals of the slot up to now."""
         by_name = dict(self.earlier.env_steps_by_name)
         add_counts(by_name, experiment.counters.env_steps_by_name)
         return Collected(
@@ -207,7 +207,7 @@ class CollectorSlot(Callback):
             amago_warning(f"collector {self.index} explores from the start of its schedule: {error}")
 
     def release(self) -> None:
-        """Frees the number; what was collected stays on record."""
+        """Releases the slot; its totals stay on record."""
         self._lock.release()
 
 
@@ -215,7 +215,7 @@ class SharedRun:
     """The part of one process in a run whose learner and collectors are processes of their own.
 
     Attributes:
-        slot: The number of this collector and its account; None in other processes.
+        slot: The slot of this collector; None in other processes.
         policy_epoch: Number of epochs that the learner had completed with the latest policy that this process has
             written or read; None if it has not.
     """
@@ -229,11 +229,11 @@ class SharedRun:
         self._rounds = 0
 
     def join(self, experiment: Experiment, on_close: Callable[[Callable[[], None]], object]) -> None:
-        """Takes the number of a collector and announces this process in the run's folder.
+        """Takes a slot if this is a collector, and announces this process in the run's folder.
 
         Args:
             experiment: The experiment, with its environments.
-            on_close: Called with functions that free the number and remove the announcement.
+            on_close: Called with functions that release the slot and remove the announcement.
         """
         if experiment.role is None:
             return
