@@ -113,7 +113,7 @@ def launch_run(
         },
     )
     launch: Launch
-    tell = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    report = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     if cluster:
         from amago.cli.launch_process import ClusterCollectorMaker, ClusterLearner
         from amago.distributed.cluster import ClusterLaunch
@@ -126,7 +126,7 @@ def launch_run(
             ratio=ratio,
             round_steps=plan.recipe.actors * plan.recipe.timesteps_per_epoch,
             address=address,
-            tell=tell,
+            report=report,
         )
     else:
         launch = LocalLaunch(
@@ -134,7 +134,7 @@ def launch_run(
             command("collector", folder.resolve(), ratio, **settings),
             collectors=collectors,
             log_dir=folder / "logs",
-            tell=tell,
+            report=report,
         )
     console.print(
         f"Training on [bold]{plan.recipe.env}[/]: a learner and {collectors} collectors with "

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.distributed.launch import END_SECONDS, MAX_QUICK_DEATHS, Deaths, last_lines
+from amago.distributed.launch import END_SECONDS, MAX_EARLY_EXITS, RestartPolicy, last_lines
 from amago.distributed.ratio import room_of_collectors
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import write_json
@@ -165,7 +165,7 @@ class _Collector:
     slot: CollectorSlot
     totals: Collected
     actor: Any = None
-    deaths: Deaths = field(default_factory=Deaths)
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 class ClusterLaunch:
@@ -177,7 +177,7 @@ class ClusterLaunch:
         folder: The run's folder, on this node.
         collectors: Number of collectors, each of which takes one CPU of a node.
         round_steps: Timesteps of a collector's round.
-        tell: Receives what a person should know.
+        report: Receives messages for the user.
         ratio: Updates per timestep; collectors wait between rounds. None for no limit.
         address: Address of the cluster, or "auto"; None for $RAY_ADDRESS, or a new one on this machine.
     """
@@ -190,7 +190,7 @@ class ClusterLaunch:
         folder: Path,
         collectors: int,
         round_steps: int,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         ratio: float | None = None,
         address: str | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ class ClusterLaunch:
         self._folder = folder
         self._count = collectors
         self._round_steps = round_steps
-        self._tell = tell
+        self._report = report
         self._ratio = ratio
         self._learner: Any = None
         self._learner_pid = 0
@@ -244,7 +244,7 @@ class ClusterLaunch:
                     return self._end_of_learner()
                 self._receive(reference)
             if self._record is not None and not self._collectors:
-                self._tell("No collector is left.")
+                self._report("No collector is left.")
                 return 1
         return None
 
@@ -332,15 +332,15 @@ class ClusterLaunch:
     def _replace(self, collector: _Collector, error: Exception) -> None:
         index = collector.slot.index
         self._ray.kill(collector.actor)
-        if collector.deaths.another():
+        if collector.restarts.should_restart():
             first_line = str(error).strip().partition("\n")[0]
-            self._tell(
+            self._report(
                 f"collector {index} was lost with the round that it was collecting, and starts again on a node "
                 f"that has room ({type(error).__name__}: {first_line})."
             )
             self._start_actor(collector)
             return
-        self._tell(f"collector {index} was lost {MAX_QUICK_DEATHS} times in a row and is given up: {error}")
+        self._report(f"collector {index} was lost {MAX_EARLY_EXITS} times in a row and is given up: {error}")
         status_file(self._folder, "collector", index).unlink(missing_ok=True)
         collector.slot.release()
         del self._collectors[index]
@@ -351,7 +351,7 @@ class ClusterLaunch:
         except self._ray.exceptions.RayError as error:
             log = self._folder / "logs" / "learner.log"
             lines = last_lines(log) if log.is_file() else str(error)
-            self._tell(f"The learner ended with {type(error).__name__}.\n{lines}")
+            self._report(f"The learner ended with {type(error).__name__}.\n{lines}")
             return 1
         return 0
 
