@@ -66,7 +66,7 @@ from amago.experiment.training_state import (
     check_run_id,
     collector_states,
     cut_metrics_after,
-    load_whole_policy,
+    load_unsharded_policy,
     restore_training_state,
     saved_seed,
     training_state,
@@ -681,7 +681,7 @@ class Experiment(ExperimentConfig):
     def _begin_rollout(self, section: str, timesteps: int | None) -> None:
         """Copies the current weights into the acting copy, if there is one, and notifies callbacks."""
         if self._acting_copy is not None:
-            self._acting_copy.load_state_dict(fsdp.whole(self.policy.state_dict()))
+            self._acting_copy.load_state_dict(fsdp.unsharded(self.policy.state_dict()))
         total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
         self._notify("on_rollout_start", section, total)
 
@@ -771,12 +771,12 @@ class Experiment(ExperimentConfig):
         if is_accelerate_state:
             restore_training_state(self, load_training_state(path, self.DEVICE))
         else:
-            load_whole_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
+            load_unsharded_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
             self.policy.on_checkpoint_loaded(is_resume=False)
 
     def write_latest_policy(self) -> None:
         """Writes `ckpts/latest/policy.pt`, in the main process only."""
-        weights = fsdp.whole(self.policy.state_dict())
+        weights = fsdp.unsharded(self.policy.state_dict())
         if self.processes.is_main:
             self.checkpointer.save_latest(weights)
 
@@ -787,7 +787,7 @@ class Experiment(ExperimentConfig):
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return
-        load_whole_policy(self.policy, weights, self.checkpointer.latest_policy)
+        load_unsharded_policy(self.policy, weights, self.checkpointer.latest_policy)
         self.policy.on_checkpoint_loaded(is_resume=False)
 
     def delete_buffer_from_disk(self) -> None:
