@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.distributed.launch import END_SECONDS, MAX_EARLY_EXITS, RestartPolicy, last_lines
-from amago.distributed.ratio import room_of_collectors
+from amago.distributed.ratio import step_budget
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import write_json
 from amago.experiment.run_folder import METRICS_FILE
@@ -305,8 +305,8 @@ class ClusterLaunch:
     def _may_collect(self) -> bool:
         if self._ratio is None:
             return True
-        room = room_of_collectors(self._folder, self._ratio, self._round_steps)
-        return room > len(self._pending) * self._round_steps
+        budget = step_budget(self._folder, self._ratio, self._round_steps)
+        return budget > len(self._pending) * self._round_steps
 
     def _receive(self, reference: Any) -> None:
         """Writes what a round has delivered into the run's folder; replaces a collector that was lost."""
