@@ -114,7 +114,7 @@ class Checkpointer:
                 check_training_state(self.training_state(epoch))
                 return epoch
             except ValueError as error:
-                amago_warning(f"the checkpoint of epoch {epoch} is passed over: {error}")
+                amago_warning(f"the checkpoint of epoch {epoch} is skipped: {error}")
         raise ValueError(
             f"resume is set, but every training state in {self.folder} is damaged: load weights from "
             "policy_weights with load_checkpoint_from_path(path, is_accelerate_state=False), or start again"
