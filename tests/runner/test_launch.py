@@ -84,7 +84,7 @@ def test_a_learner_that_dies_ends_the_launch_and_its_last_lines_are_told(
     assert reported[0].startswith("The learner ended with exit status 1.")
     assert "disk full" in reported[0]
     launch.stop()
-    assert launch._members["collector-0"].process.returncode == -signal.SIGINT
+    assert launch._managed["collector-0"].process.returncode == -signal.SIGINT
 
 
 def test_a_launch_ends_with_its_learner(make_launch: Callable[..., tuple[LocalLaunch, list[str]]]) -> None:
