@@ -45,7 +45,7 @@ def make_launch(folder: Path, collectors: int, *, cluster: bool) -> Launch:
     if not cluster:
         collector = command("collector", folder, None, **settings)
         logs = folder / "logs"
-        return LocalLaunch(learner, collector, collectors=collectors, log_dir=logs, tell=print)
+        return LocalLaunch(learner, collector, collectors=collectors, log_dir=logs, report=print)
     recipe = plan_run(CHANGES).recipe
     return ClusterLaunch(
         ClusterLearner(learner[-1], folder),
@@ -53,7 +53,7 @@ def make_launch(folder: Path, collectors: int, *, cluster: bool) -> Launch:
         folder=folder,
         collectors=collectors,
         round_steps=recipe.actors * recipe.timesteps_per_epoch,
-        tell=print,
+        report=print,
     )
 
 

@@ -52,12 +52,13 @@ def test_statistics_have_the_names_under_which_they_are_logged():
     stats.add_episode("door", 1.0, length=3)
     stats.add_metrics("lake", {"Episode 0 Success": 1.0})
     stats.add_metrics("lake", {"Episode 0 Success": 0.0})
-    assert stats.episodes == 12
     assert stats.to_metrics() == {
         "Average Total Return in lake": 5.0,
         "Bottom Quintile Total Return in lake": 2.0,
+        "Average Episode Length in lake": 10.0,
         "Average Total Return in door": 1.0,
         "Bottom Quintile Total Return in door": 1.0,
+        "Average Episode Length in door": 3.0,
         "Average Episode 0 Success in lake": 0.5,
         # The mean of the means, however many episodes each has.
         "Average Total Return (Across All Env Names)": 3.0,
@@ -71,19 +72,6 @@ def test_without_a_finished_episode_there_is_no_entry_and_no_nan():
 
     assert EpisodeStats().to_metrics() == {}
     assert np.isnan(average([]))
-
-
-def test_statistics_of_several_rollouts_merge():
-    left, right = EpisodeStats(), EpisodeStats()
-    left.add_episode("a", 1.0, 5)
-    right.add_episode("a", 3.0, 7)
-    right.add_episode("b", 0.0, 1)
-    right.add_metrics("b", {"x": 2.0})
-    left.merge(right)
-    assert left.returns == {"a": [1.0, 3.0], "b": [0.0]}
-    assert left.lengths == {"a": [5, 7], "b": [1]}
-    assert left.specials == {"b": {"x": [2.0]}}
-    assert right.episodes == 2
 
 
 def test_streams_repeat_with_the_seed_and_differ_in_everything_else():

@@ -206,14 +206,10 @@ def test_writers_with_equal_ids_and_other_first_numbers_share_a_folder(recorders
     assert_same(read(tmp_path), in_order(mine + mine))
 
 
-def test_frames_are_counted_by_the_name_of_their_episode(recorders, tmp_path):
+def test_every_recorded_frame_is_counted(recorders, tmp_path):
     recorder = recorders(tmp_path)
     record(recorder, 0, 100)
-    expected: dict[str, int] = {}
-    for name, piece in read(tmp_path):
-        expected[name] = expected.get(name, 0) + len(piece)
-    assert recorder.frames_by_env_name == expected
-    assert recorder.total_frames == 100 * ROWS == sum(expected.values())
+    assert recorder.total_frames == 100 * ROWS == sum(len(piece) for _, piece in read(tmp_path))
 
 
 def test_state_dict_restores_counters_lengths_and_file_numbers(recorders, tmp_path):
@@ -229,7 +225,6 @@ def test_state_dict_restores_counters_lengths_and_file_numbers(recorders, tmp_pa
             recorder.load_state_dict(state)
         record(recorder, 1, 20, 10**9)
         assert recorder.total_frames == 40 * ROWS
-        assert recorder.frames_by_env_name == {"task0": 40 * ROWS}
         return sorted((parse_filename(path).file_id, len(load_trajectory(path))) for path in folder.iterdir())
 
     assert names_and_lengths(tmp_path / "a", False) == names_and_lengths(tmp_path / "b", True)

@@ -63,12 +63,36 @@ def test_nothing_is_written_without_a_folder():
     env.close()
 
 
-def test_returns_and_reported_metrics_are_kept_until_they_are_reset():
+def test_steps_are_counted_under_the_name_of_their_episode():
+    class Renamed(AMAGOEnv):
+        level = 0
+
+        @property
+        def env_name(self):
+            return f"lake {self.level}"
+
+        def inner_reset(self, *args, **kwargs):
+            self.level += 1
+            return super().inner_reset(*args, **kwargs)
+
+    env = SequenceWrapper(Renamed(MetaFrozenLake(size=3, k_episodes=2, max_episode_steps=3), "lake"), None)
+    play(env, 2)
+    env.reset()
+    env.step(STAY)
+    assert env.total_frames_by_env_name == {"lake 1": 6, "lake 2": 6, "lake 3": 1}
+    assert env.total_frames == 13
+
+
+def test_returns_lengths_and_reported_metrics_are_kept_until_they_are_reset():
     env = SequenceWrapper(make_lake(), None)
     play(env, 2)
     assert env.return_history.data == {"lake": [0.0, 0.0]}
     assert env.success_history.data == {
-        "lake": {"Episode 0 Success": [0.0] * 2, "Episode 1 Success": [0.0] * 2}
+        "lake": {
+            "Episode Length": [6.0] * 2,
+            "Episode 0 Success": [0.0] * 2,
+            "Episode 1 Success": [0.0] * 2,
+        }
     }
     env.reset_stats()
     assert env.return_history.data == {"lake": []}
@@ -100,6 +124,9 @@ def test_a_batched_environment_records_each_row_and_returns_where_the_next_episo
         piece = load_trajectory(path)
         np.testing.assert_array_equal(piece.obs["observation"], piece.time_idxs)
     assert env.return_history.data == {"counting": [3.0, 6.0, 3.0, 10.0]}
+    assert env.success_history.data == {"counting": {"Episode Length": [2.0, 3.0, 2.0, 4.0]}}
+    assert env.total_frames == 12
+    assert env.total_frames_by_env_name == {"counting": 12}
     env.close()
 
 

@@ -86,7 +86,7 @@ def main(root: Path, epochs: int, sharded: bool, resume: bool, stop: int, overla
     )
     experiment.start()
     experiment.learn()
-    weights = fsdp.whole(dict(experiment.policy.state_dict()))
+    weights = fsdp.unsharded(dict(experiment.policy.state_dict()))
     result = {
         "weights": {name: float(x.double().sum()) for name, x in weights.items()},
         "updates": experiment.counters.gradient_steps,

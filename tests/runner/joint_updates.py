@@ -135,7 +135,7 @@ def train(
         for micro_batch in rows:
             metrics = learner.train_batch(make_batch(update, micro_batch), log_step=True)
     held = sum(sharding.local(parameter).numel() for parameter in agent.traj_encoder.parameters())
-    weights = sharding.whole(dict(agent.state_dict()))
+    weights = sharding.unsharded(dict(agent.state_dict()))
     state = {name: tensor.detach().clone() for name, tensor in weights.items()}
     own = {name: float(value) for name, value in metrics.items()}
     return {"state": state, "held": held, "own metrics": own, "metrics": processes.mean_metrics(metrics)}

@@ -61,7 +61,7 @@ def three_nodes(
         cluster.shutdown()
 
 
-def make_launch(folder: Path, address: str, told: list[str], **changes: Any) -> ClusterLaunch:
+def make_launch(folder: Path, address: str, reported: list[str], **changes: Any) -> ClusterLaunch:
     require_run_folder(folder)
     clear_run_folder(folder, overwrite=False)
     settings = {"trust": [], "changes": {**CHANGES, **changes}, "gin_files": [], "assignments": []}
@@ -83,11 +83,11 @@ def make_launch(folder: Path, address: str, told: list[str], **changes: Any) -> 
         collectors=3,
         round_steps=100,
         address=address,
-        tell=told.append,
+        report=reported.append,
     )
 
 
-def account_of(folder: Path, index: int) -> int:
+def steps_of(folder: Path, index: int) -> int:
     """Timesteps that collector `index` has delivered."""
     steps: int = json.loads((folder / "collectors" / f"{index}.json").read_text())["env_steps"]
     return steps
@@ -110,27 +110,28 @@ def test_a_lost_node_costs_the_rounds_in_flight_and_nothing_else(
 ) -> None:
     cluster, nodes = three_nodes
     folder = tmp_path / "runs" / "run"
-    told: list[str] = []
-    launch = make_launch(folder, cluster.address, told, epochs=100_000)
+    reported: list[str] = []
+    launch = make_launch(folder, cluster.address, reported, epochs=100_000)
     try:
         launch.start()
         assert (
             poll_until(launch, lambda: len(read_status(folder)) == 4) is None
         )  # learner and three collectors
-        before = {index: account_of(folder, index) for index in range(3)}
+        before = {index: steps_of(folder, index) for index in range(3)}
         files = set(os.listdir(folder / "buffer" / "fifo"))
         cluster.remove_node(nodes[0], allow_graceful=False)
-        assert poll_until(launch, lambda: bool(told)) is None
-        assert all("was lost with the round" in message for message in told)
+        assert poll_until(launch, lambda: bool(reported)) is None
+        assert all("was lost with the round" in message for message in reported)
         # Nothing that was delivered is lost, and all three collect again on the node that is left.
         assert files <= set(os.listdir(folder / "buffer" / "fifo"))
-        accounts = {index: account_of(folder, index) for index in range(3)}
-        assert all(accounts[index] >= before[index] for index in range(3)), (before, accounts, told)
+        steps = {index: steps_of(folder, index) for index in range(3)}
+        assert all(steps[index] >= before[index] for index in range(3)), (before, steps, reported)
 
         def go_on() -> int:
-            return sum(account_of(folder, index) > accounts[index] for index in range(3))
+            return sum(steps_of(folder, index) > steps[index] for index in range(3))
 
-        assert poll_until(launch, lambda: go_on() >= 2) is None, told  # the node that is left has two CPUs
+        # The node that is left has two CPUs.
+        assert poll_until(launch, lambda: go_on() >= 2) is None, reported
     finally:
         launch.stop()
     collected = read_collected(folder).env_steps
@@ -145,8 +146,8 @@ def test_a_learner_that_dies_ends_the_launch_with_its_last_lines(
 ) -> None:
     cluster, _ = three_nodes
     folder = tmp_path / "runs" / "run"
-    told: list[str] = []
-    launch = make_launch(folder, cluster.address, told, epochs=100_000)
+    reported: list[str] = []
+    launch = make_launch(folder, cluster.address, reported, epochs=100_000)
     try:
         launch.start()
         assert poll_until(launch, lambda: len(read_status(folder)) == 4) is None
@@ -158,4 +159,4 @@ def test_a_learner_that_dies_ends_the_launch_with_its_last_lines(
         assert poll_until(launch, lambda: False) == 1
     finally:
         launch.stop()
-    assert "The learner ended with" in told[-1]
+    assert "The learner ended with" in reported[-1]

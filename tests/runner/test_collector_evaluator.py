@@ -60,8 +60,8 @@ def lengths(folder: Path) -> list[int]:
 
 
 def test_episodes_continue_from_one_collection_to_the_next(collector: Collector, tmp_path: Path) -> None:
-    assert collector.collect(0, timesteps=4).episodes == 0
-    assert collector.collect(1, timesteps=4).episodes == 3
+    assert collector.collect(0, timesteps=4).returns == {}
+    assert len(collector.collect(1, timesteps=4).returns["memory"]) == 3
     assert lengths(tmp_path / "data") == [6] * 3
     assert collector.steps_by_env_name == {"memory": 24}
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_writes_unfinished_episodes_and_the_next_collection_resets(
     collector.collect(0, timesteps=4)
     state = collector.state_dict()
     assert lengths(tmp_path / "data") == [4] * 3
-    assert collector.collect(1, timesteps=4).episodes == 0
+    assert collector.collect(1, timesteps=4).returns == {}
     assert state["recorder"]["total_frames"] == 12
     collector.load_state_dict(state)
     assert collector.state_dict()["recorder"]["total_frames"] == 12

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are named and passed over; a full disk and a kill leave nothing behind."""
+"""Damaged checkpoints are named and skipped; a full disk and a kill leave nothing behind."""
 
 import json
 import shutil
@@ -123,7 +123,7 @@ def test_the_newest_checkpoint_that_is_not_damaged_is_resumed(
         path.write_bytes(path.read_bytes()[:-20])
     else:
         path.unlink()
-    with pytest.warns(AmagoWarning, match=rf"epoch 4 is passed over: .*{name}"):
+    with pytest.warns(AmagoWarning, match=rf"epoch 4 is skipped: .*{name}"):
         assert checkpointer.newest_epoch() == 2
 
 
@@ -143,7 +143,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(make_experiment:
     whole = load_training_state(experiment.checkpointer.training_state(3), CPU)
     flip(experiment.checkpointer.training_state(3) / "optimizer.pt", 150)
     resumed = make_experiment("b", **options, resume=True)
-    with pytest.warns(AmagoWarning, match="epoch 3 is passed over"):
+    with pytest.warns(AmagoWarning, match="epoch 3 is skipped"):
         resumed.start()
     assert resumed.epoch == 3
     resumed.learn()

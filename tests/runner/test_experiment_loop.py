@@ -118,6 +118,7 @@ def test_metrics_have_the_documented_names(make_experiment: MakeExperiment, metr
         "Average Total Return in memory",
         "Bottom Quintile Total Return in memory",
         "Average Total Return (Across All Env Names)",
+        "Average Episode Length in memory",
         "Average Last Step Right in memory",
     }
     for section in ("val", "train"):

@@ -19,7 +19,7 @@ from amago.cli.launch import LaunchTable, launch_run
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
 from amago.cli.separate import plan_collector
-from amago.distributed.launch import MAX_QUICK_DEATHS, LocalLaunch
+from amago.distributed.launch import MAX_EARLY_EXITS, LocalLaunch
 from amago.experiment.shared_run import read_collected
 from amago.experiment.status import read_status
 
@@ -44,13 +44,13 @@ def make_launch(tmp_path: Path) -> Iterator[Callable[..., tuple[LocalLaunch, lis
     launches: list[LocalLaunch] = []
 
     def make(learner: list[str], collector: list[str], collectors: int = 1) -> tuple[LocalLaunch, list[str]]:
-        told: list[str] = []
+        reported: list[str] = []
         logs = tmp_path / "run" / "logs"
         launches.append(
-            LocalLaunch(learner, collector, collectors=collectors, log_dir=logs, tell=told.append)
+            LocalLaunch(learner, collector, collectors=collectors, log_dir=logs, report=reported.append)
         )
         launches[-1].start()
-        return launches[-1], told
+        return launches[-1], reported
 
     yield make
     for launch in launches:
@@ -67,28 +67,32 @@ def status_at_end(launch: LocalLaunch) -> int:
 def test_a_collector_that_dies_at_once_is_given_up_after_some_restarts(
     make_launch: Callable[..., tuple[LocalLaunch, list[str]]],
 ) -> None:
-    launch, told = make_launch(SLEEP, [sys.executable, "-c", "raise SystemExit('no such environment')"], 2)
+    launch, reported = make_launch(
+        SLEEP, [sys.executable, "-c", "raise SystemExit('no such environment')"], 2
+    )
     assert status_at_end(launch) == 1
-    assert sum("is started again" in text for text in told) == 2 * (MAX_QUICK_DEATHS - 1)
-    assert sum("is not started again.\n    no such environment" in text for text in told) == 2
-    assert told[-1] == "No collector is left."
+    assert sum("is started again" in text for text in reported) == 2 * (MAX_EARLY_EXITS - 1)
+    assert sum("is not started again.\n    no such environment" in text for text in reported) == 2
+    assert reported[-1] == "No collector is left."
 
 
 def test_a_learner_that_dies_ends_the_launch_and_its_last_lines_are_told(
     make_launch: Callable[..., tuple[LocalLaunch, list[str]]],
 ) -> None:
-    launch, told = make_launch([sys.executable, "-c", "print('first'); raise SystemExit('disk full')"], SLEEP)
+    launch, reported = make_launch(
+        [sys.executable, "-c", "print('first'); raise SystemExit('disk full')"], SLEEP
+    )
     assert status_at_end(launch) == 1
-    assert told[0].startswith("The learner ended with exit status 1.")
-    assert "disk full" in told[0]
+    assert reported[0].startswith("The learner ended with exit status 1.")
+    assert "disk full" in reported[0]
     launch.stop()
-    assert launch._members["collector-0"].process.returncode == -signal.SIGINT
+    assert launch._managed["collector-0"].process.returncode == -signal.SIGINT
 
 
 def test_a_launch_ends_with_its_learner(make_launch: Callable[..., tuple[LocalLaunch, list[str]]]) -> None:
-    launch, told = make_launch([sys.executable, "-c", ""], SLEEP, 2)
+    launch, reported = make_launch([sys.executable, "-c", ""], SLEEP, 2)
     assert status_at_end(launch) == 0
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity")
@@ -98,7 +102,7 @@ def test_processes_share_the_cores_that_the_launch_may_use(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    launch = LocalLaunch([], [], collectors=1, log_dir=tmp_path, tell=print)
+    launch = LocalLaunch([], [], collectors=1, log_dir=tmp_path, report=print)
     assert launch._environ["OMP_NUM_THREADS"] == "1"
 
 
@@ -301,8 +305,8 @@ def test_the_table_sums_over_processes(tmp_path: Path) -> None:
     for index in range(2):
         write("collector", index, steps_per_second=100.0, env_steps=500, **{"return": 1.0 + index})
         (tmp_path / "collectors").mkdir(exist_ok=True)
-        account = {"env_steps": 500, "env_steps_by_name": {"e": 500}, "exploration": []}
-        (tmp_path / "collectors" / f"{index}.json").write_text(json.dumps(account))
+        totals = {"env_steps": 500, "env_steps_by_name": {"e": 500}, "exploration": []}
+        (tmp_path / "collectors" / f"{index}.json").write_text(json.dumps(totals))
     table = LaunchTable(tmp_path, 0.1, 10)
     assert table.line() == (
         "epoch 3/10  1,000 steps  50 updates  200 steps/s  5 updates/s  ratio 0.05 of 0.1  buffer 7  "

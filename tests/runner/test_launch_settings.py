@@ -109,11 +109,11 @@ worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60
 if processes.rank == int(sys.argv[2]):
     worker.start()
     (pathlib.Path(sys.argv[1]) / "worker").write_text(str(worker.pid))
-processes.wait()
+processes.barrier()
 pathlib.Path(sys.argv[1], f"ready_{processes.rank}").touch()
 if processes.rank == int(sys.argv[2]) or sys.argv[3] == "collecting":
     time.sleep(600)
-processes.wait()
+processes.barrier()
 """
 
 
@@ -152,7 +152,7 @@ import sys, time
 from amago.distributed.processes import Processes, make_accelerator
 
 processes = Processes(make_accelerator())
-processes.wait()
+processes.barrier()
 if processes.rank == 1:
     if sys.argv[1] == "error":
         raise RuntimeError("out of something")

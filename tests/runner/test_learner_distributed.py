@@ -91,7 +91,7 @@ for _ in range(UPDATES):
     result["prepared rates"].append(schedule.get_last_lr()[0])
     prepared.step()
     schedule.step()
-processes.wait()
+processes.barrier()
 dist.destroy_process_group()
 popart, inputs = PopArtLayer(1), InputNorm(3)
 for seed in range(2 * UPDATES - 1):

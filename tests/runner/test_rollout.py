@@ -75,8 +75,10 @@ def test_returns_lengths_and_reported_metrics_of_finished_episodes(make_rollout:
     rollout = make_rollout(2, 3)
     rollout.run(timesteps=6)
     assert rollout.stats.returns == {"length 2": [2.0] * 3, "length 3": [3.0] * 2}
-    assert rollout.stats.lengths == {"length 2": [2] * 3, "length 3": [3] * 2}
-    assert rollout.stats.specials["length 3"] == {"Step": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}
+    assert rollout.stats.specials == {
+        "length 2": {"Episode Length": [2.0] * 3, "Step": [1.0, 2.0] * 3},
+        "length 3": {"Episode Length": [3.0] * 2, "Step": [1.0, 2.0, 3.0] * 2},
+    }
 
 
 def test_an_unfinished_episode_is_not_in_the_statistics(make_rollout: MakeRollout) -> None:
@@ -98,7 +100,7 @@ def test_a_reset_begins_new_episodes(make_rollout: MakeRollout) -> None:
     rollout.run(timesteps=3)
     rollout.reset()
     rollout.run(timesteps=3)
-    assert rollout.stats.episodes == 0
+    assert rollout.stats.returns == {}
 
 
 def first_to_finish(lengths: tuple[int, ...], episodes: int) -> dict[str, list[float]]:
@@ -221,7 +223,7 @@ def test_rollouts_follow_mixed_precision_on_their_own_device(make_rollout: MakeR
 def test_actions_stay_integers_in_bf16(make_rollout: MakeRollout) -> None:
     rollout = make_rollout(3, 3, autocast=True)
     rollout.run(timesteps=6)
-    assert rollout.stats.episodes == 4
+    assert len(rollout.stats.returns["length 3"]) == 4
 
 
 class DividesByZero(FixedLengthEnv):

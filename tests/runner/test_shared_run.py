@@ -1,4 +1,4 @@
-"""How the learner and the collectors of a run know of each other: epochs, accounts, numbers, status and ratio."""
+"""How the learner and the collectors of a run know of each other: epochs, slots, totals, status and ratio."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from amago.cli_utils import switch_async_mode
-from amago.distributed.ratio import UpdateRatio, room_of_collectors
+from amago.distributed.ratio import UpdateRatio, step_budget
 from amago.experiment import Callback, Experiment
 from amago.experiment.shared_run import (
     Collected,
@@ -286,17 +286,17 @@ def test_collectors_without_a_learner_wait_after_a_round(make_experiment: MakeEx
 
 
 @pytest.mark.parametrize(
-    ("phase", "room"), [("starting", -40), ("evaluating", -40), ("waiting for data", math.inf)]
+    ("phase", "budget"), [("starting", -40), ("evaluating", -40), ("waiting for data", math.inf)]
 )
 def test_the_updates_of_a_resumed_learner_count_before_it_goes_on(
-    tmp_path: Path, phase: str, room: float
+    tmp_path: Path, phase: str, budget: float
 ) -> None:
     write_collected(Collected(env_steps=1000), tmp_path, 0)
-    assert room_of_collectors(tmp_path, 0.1, 60) == -940
+    assert step_budget(tmp_path, 0.1, 60) == -940
     learner = {"role": "learner", "index": 0, "pid": os.getpid(), "host": socket.gethostname()}
     write_status({**learner, "phase": phase, "gradient_steps": 90}, status_file(tmp_path, "learner", 0))
-    assert room_of_collectors(tmp_path, 0.1, 60) == room
-    assert room_of_collectors(tmp_path, 0.1, 60, has_data=lambda: True) == -40
+    assert step_budget(tmp_path, 0.1, 60) == budget
+    assert step_budget(tmp_path, 0.1, 60, has_data=lambda: True) == -40
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan")])

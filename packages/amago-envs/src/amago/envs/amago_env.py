@@ -305,12 +305,8 @@ class AMAGOEnv(ForwardingWrapper):
             f"{form}: an environment of the older gym interface can be converted with the shimmy package"
         )
 
-    def map_observation(self, observation: Any) -> dict[str, Array]:
-        """An observation of the wrapped environment as the arrays (E, *shape) of `observation_space`."""
-        return self._map_obs(observation)
-
     def observation_writer(self, targets: dict[str, Array]) -> Callable[[Any], None]:
-        """A function that does `map_observation` into existing arrays (E, *shape)."""
+        """A function that writes an observation of the wrapped environment into arrays (E, *shape)."""
         return self._map_obs.into(targets)
 
     def final_observation(self, info: dict[str, Any], rows: Sequence[int] | Array) -> dict[str, Array] | None:

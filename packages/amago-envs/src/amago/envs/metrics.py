@@ -11,6 +11,8 @@ import numpy as np
 from amago.envs.arguments import check_arguments
 
 AMAGO_ENV_LOG_PREFIX = "AMAGO_LOG_METRIC"
+EPISODE_LENGTH = "Episode Length"
+"""Name of the metric with the number of steps of each finished episode, which needs no entry in `info`."""
 
 
 def extract_metrics(info: Mapping[str, Any]) -> dict[str, float]:
@@ -94,14 +96,12 @@ class StepCounts:
         self._names: Sequence[str] = ()
         self._steps = 0
 
-    def add(self, names: Sequence[str]) -> bool:
-        """Counts a step of every row; changed names come in a new list. Returns whether the list is new."""
-        changed = names is not self._names
-        if changed:
+    def add(self, names: Sequence[str]) -> None:
+        """Counts a step of every row; changed names come in a new list."""
+        if names is not self._names:
             self.settle()
             self._names = names
         self._steps += 1
-        return changed
 
     def take_back(self, names: Sequence[str]) -> None:
         """Subtracts one step for each of `names`, of rows whose step was no transition."""
@@ -133,7 +133,7 @@ class ReturnHistory:
 
 
 class SpecialMetricHistory:
-    """Metrics that environments report themselves, by environment name and metric.
+    """Episode lengths and the metrics that environments report themselves, by environment name and metric.
 
     Args:
         env_name: listed from the start, without metrics.
@@ -151,24 +151,18 @@ class SpecialMetricHistory:
 class EpisodeStats:
     """Returns, lengths and reported metrics of finished episodes, by environment name.
 
-    `returns` and `lengths` map a name to one number per finished episode, `specials` maps it to reported metrics
-    and their values.
+    `returns` maps a name to one number per finished episode, `specials` maps it to "Episode Length" and the
+    reported metrics, and their values.
     """
 
     def __init__(self) -> None:
         self.returns: dict[str, list[float]] = {}
-        self.lengths: dict[str, list[int]] = {}
         self.specials: dict[str, dict[str, list[float]]] = {}
-
-    @property
-    def episodes(self) -> int:
-        """The number of finished episodes."""
-        return sum(len(returns) for returns in self.returns.values())
 
     def add_episode(self, env_name: str, total_return: float, length: int) -> None:
         """Adds one finished episode: its undiscounted return and its number of steps."""
         self.returns.setdefault(env_name, []).append(float(total_return))
-        self.lengths.setdefault(env_name, []).append(int(length))
+        self.add_metrics(env_name, {EPISODE_LENGTH: length})
 
     def add_metrics(self, env_name: str, metrics: Mapping[str, float]) -> None:
         """Adds the metrics of one step, as `extract_metrics` returns them."""
@@ -176,21 +170,13 @@ class EpisodeStats:
         for name, value in metrics.items():
             named.setdefault(name, []).append(float(value))
 
-    def merge(self, other: "EpisodeStats") -> None:
-        """Adds the episodes and metrics of `other`."""
-        for env_name, returns in other.returns.items():
-            self.returns.setdefault(env_name, []).extend(returns)
-            self.lengths.setdefault(env_name, []).extend(other.lengths[env_name])
-        for env_name, named in other.specials.items():
-            for name, values in named.items():
-                self.specials.setdefault(env_name, {}).setdefault(name, []).extend(values)
-
     def to_metrics(self) -> dict[str, float]:
         """The metrics to log, by name.
 
         `Average Total Return in {env}`, `Bottom Quintile Total Return in {env}` (the 20th percentile),
-        `Average {metric} in {env}`, and `Average Total Return (Across All Env Names)`, the unweighted mean of the
-        means. Environments without a finished episode have no entry.
+        `Average Episode Length in {env}` (in steps), `Average {metric} in {env}`, and `Average Total Return
+        (Across All Env Names)`, the unweighted mean of the means. Environments without a finished episode have
+        no entry.
         """
         metrics: dict[str, float] = {}
         means: list[float] = []

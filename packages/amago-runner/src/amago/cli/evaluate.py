@@ -124,7 +124,6 @@ def evaluate_run(
         seed: seed of the episodes; None for the run's, which repeats the evaluation after training.
         checkpoint: "latest" or the number of an epoch that has a checkpoint.
         gin_files, assignments: settings on top of the run's.
-
         video: the .gif or .mp4 to which episodes are written; None for no video.
         video_episodes: number of episodes in it; they are played in addition.
 

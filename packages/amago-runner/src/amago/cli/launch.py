@@ -26,7 +26,6 @@ from amago.cli.build import (
 from amago.cli.environments import named_module
 from amago.cli.launch_process import command
 from amago.cli.options import UsageProblem
-from amago.cli.plots import PICTURE_FILE
 from amago.cli.report import Summary, show_summary
 from amago.cli.run_folders import (
     clear_run_folder,
@@ -37,6 +36,7 @@ from amago.cli.run_folders import (
 )
 from amago.distributed.launch import Launch, LocalLaunch
 from amago.experiment.progress import speed_text
+from amago.experiment.run_folder import PICTURE_FILE
 from amago.experiment.run_json import read_run
 from amago.experiment.shared_run import read_collected, read_policy_progress
 from amago.experiment.status import read_status, remove_dead
@@ -115,7 +115,7 @@ def launch_run(
         },
     )
     launch: Launch
-    tell = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    report = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     if cluster:
         from amago.cli.launch_process import ClusterCollectorMaker, ClusterLearner
         from amago.distributed.cluster import ClusterLaunch
@@ -128,7 +128,7 @@ def launch_run(
             ratio=ratio,
             round_steps=plan.recipe.actors * plan.recipe.timesteps_per_epoch,
             address=address,
-            tell=tell,
+            report=report,
         )
     else:
         launch = LocalLaunch(
@@ -136,7 +136,7 @@ def launch_run(
             command("collector", folder.resolve(), ratio, **settings),
             collectors=collectors,
             log_dir=folder / "logs",
-            tell=tell,
+            report=report,
         )
     console.print(
         f"Training on [bold]{plan.recipe.env}[/]: a learner and {collectors} collectors with "

@@ -26,9 +26,8 @@ from amago.cli.run_figures import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "PICTURE_FILE", "draw_groups", "draw_runs", "read_figures"]
+__all__ = ["COLOURS", "draw_groups", "draw_runs", "read_figures"]
 
-PICTURE_FILE = "learning_curve.png"
 AXIS_LABELS = {"env_steps": "environment steps", "gradient_steps": "updates"}
 
 # Okabe and Ito's palette, whose colours colour-blind readers can distinguish.

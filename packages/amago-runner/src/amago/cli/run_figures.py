@@ -19,8 +19,9 @@ import numpy as np
 
 from amago.cli.report import SUMMARY_FILE, mean_return, success_by_attempt
 from amago.cli.run_folders import RUN_FILE
+from amago.experiment.checkpointer import read_json
 from amago.experiment.run_folder import METRICS_FILE
-from amago.experiment.status import is_alive
+from amago.experiment.status import is_alive, read_status
 
 # Arguments of the Experiment that name the run, its folder or its logs; they do not change what is learned.
 _IDENTITY = {"run_name", "ckpt_base_dir", "dset_root", "dset_name", "seed", "verbose"}
@@ -193,7 +194,7 @@ class Group:
 
 def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     """Reads the figures of a run; whatever it has not written yet is empty."""
-    record, summary = _read_json(folder / RUN_FILE), _read_json(folder / SUMMARY_FILE)
+    record, summary = read_json(folder / RUN_FILE) or {}, read_json(folder / SUMMARY_FILE) or {}
     curves = {"val": Curve(), "train": Curve()}
     success_curves: list[Curve] = []
     latest: dict[str, Mapping[str, float]] = {}
@@ -223,7 +224,10 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
             success_curves += [Curve() for _ in rates[len(success_curves) :]]
             for curve, rate in zip(success_curves, rates, strict=False):
                 curve.add(axes.get("total_frames", 0), rate, axes.get("gradient_steps", 0))
-    processes = read_processes(folder)
+    processes = [
+        Process(name=f"{status['role']}-{status['index']}", status=status, alive=is_alive(status))
+        for status in read_status(folder)
+    ]
     is_running = any(process.alive for process in processes)
     # A collector may go on when its learner has ended: timesteps alone do not say that such a run was continued.
     has_collectors = (folder / "collectors").is_dir()
@@ -276,15 +280,6 @@ def read_figures(folder: Path, label: str | None = None) -> RunFigures:
     )
 
 
-def read_processes(folder: Path) -> list[Process]:
-    """The processes of a run that have not ended by themselves, learner first."""
-    found = []
-    for path in (folder / "status").glob("*.json"):
-        if status := _read_json(path):
-            found.append(Process(name=path.stem, status=status, alive=is_alive(status)))
-    return sorted(found, key=lambda process: (process.status.get("role") == "collector", process.name))
-
-
 def _is_finished(summary: Mapping[str, Any]) -> bool:
     return bool(summary) and summary.get("status", "finished") == "finished"
 
@@ -300,15 +295,6 @@ def _metric_lines(folder: Path) -> Iterator[dict[str, Any]]:
     if path.is_file():
         with path.open(encoding="utf-8") as lines:
             yield from (json.loads(line) for line in lines if line.endswith("\n"))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON file, empty if there is none: files may go while a run ends."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return content
 
 
 def _checkpoints(folder: Path) -> list[Checkpoint]:

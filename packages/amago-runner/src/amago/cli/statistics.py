@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+_SAMPLES = 10_000
+
 
 class Estimate(NamedTuple):
     """A value with its confidence interval, whose ends are NaN if no task has two runs."""
@@ -29,26 +31,23 @@ def interquartile_mean(scores: ArrayLike) -> float:
     return float(values[cut : values.size - cut].mean())
 
 
-def bootstrap_interquartile_mean(
-    scores: Sequence[ArrayLike], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Estimate:
-    """Interquartile mean with a percentile interval of the stratified bootstrap.
+def bootstrap_interquartile_mean(scores: Sequence[ArrayLike]) -> Estimate:
+    """Interquartile mean with the 95 % percentile interval of the stratified bootstrap.
+
+    Each of the `_SAMPLES` bootstrap samples draws, with replacement, as many runs from every task as it has.
 
     Args:
         scores: the scores of each task's runs; tasks may have different numbers of runs. Scores of several tasks
             have to be normalised.
-        confidence: probability that the interval covers, in (0, 1).
-        resamples: bootstrap samples; each draws, with replacement, as many runs from every task as it has.
-        seed: seed of the samples.
     """
     tasks = [np.asarray(task, dtype=np.float64).ravel() for task in scores]
-    rng = np.random.default_rng(seed)
-    drawn = [rng.choice(task, size=(resamples, task.size)) for task in tasks if task.size]
+    rng = np.random.default_rng(0)  # the same scores have the same interval
+    drawn = [rng.choice(task, size=(_SAMPLES, task.size)) for task in tasks if task.size]
     value = interquartile_mean(np.concatenate(tasks))
     if max(task.size for task in tasks) < 2:
         return Estimate(value, float("nan"), float("nan"))
     samples = np.sort(np.concatenate(drawn, axis=1), axis=1)
     cut = samples.shape[1] // 4
     means = samples[:, cut : samples.shape[1] - cut].mean(axis=1)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(value, float(low), float(high))

@@ -4,11 +4,11 @@ The learner runs on the node of the launcher, where the run's folder is. Collect
 temporary folder. What would pass through a shared folder passes through Ray's object store:
 
     launcher -> collectors   the file of the latest policy, once per epoch and node
-    collectors -> launcher   after each round: trajectory files, the account of the collector, metrics, status
+    collectors -> launcher   after each round: trajectory files, the totals of the collector, metrics, status
 
 The launcher writes what arrives into the run's folder, so the learner and `amago-run watch` see the same files as
 beside local collectors. A node that is lost takes with it the rounds that its collectors had not delivered; they
-start again on other nodes, with the exploration and the account of their last delivered round.
+start again on other nodes, with the exploration and the totals of their last delivered round.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.distributed.launch import END_SECONDS, MAX_QUICK_DEATHS, Deaths, last_lines
-from amago.distributed.ratio import room_of_collectors
+from amago.distributed.launch import END_SECONDS, MAX_EARLY_EXITS, RestartPolicy, last_lines
+from amago.distributed.ratio import step_budget
 from amago.experiment import Experiment
 from amago.experiment.checkpointer import write_json
 from amago.experiment.run_folder import METRICS_FILE
@@ -68,13 +68,13 @@ class Round:
 
     Attributes:
         files: Trajectory files by name, as bytes.
-        account: All that the collector has collected, as `Collected`.
+        totals: All that the collector has collected.
         metrics: Lines for metrics.jsonl.
         status: The collector's status.
     """
 
     files: dict[str, NDArray[np.uint8]]
-    account: Collected
+    totals: Collected
     metrics: str
     status: dict[str, Any] | None
 
@@ -85,14 +85,14 @@ class CollectorActor:
     Args:
         make: Makes the Experiment.
         record: What `CollectorMaker.record` returned.
-        index: The collector's number; only number 0 evaluates.
-        account: What was delivered under this number before.
+        index: Index of the collector's slot; only the first one evaluates.
+        totals: What was delivered from this slot before.
     """
 
-    def __init__(self, make: CollectorMaker, record: str, index: int, account: Collected) -> None:
+    def __init__(self, make: CollectorMaker, record: str, index: int, totals: Collected) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="amago-collector-")
         self._folder = Path(self._scratch.name) / _RUN
-        write_collected(account, self._folder, 0)
+        write_collected(totals, self._folder, 0)
         self._experiment = make(record, self._folder)
         if index > 0:
             self._experiment.val_interval = None
@@ -121,7 +121,7 @@ class CollectorActor:
         status = read_status(self._folder)
         return Round(
             files=self._take_files(),
-            account=slot.account(self._experiment),
+            totals=slot.totals(self._experiment),
             metrics=self._take_metrics(),
             status=status[0] if status else None,
         )
@@ -163,9 +163,9 @@ class LearnerActor:
 @dataclass
 class _Collector:
     slot: CollectorSlot
-    account: Collected
+    totals: Collected
     actor: Any = None
-    deaths: Deaths = field(default_factory=Deaths)
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 class ClusterLaunch:
@@ -177,7 +177,7 @@ class ClusterLaunch:
         folder: The run's folder, on this node.
         collectors: Number of collectors, each of which takes one CPU of a node.
         round_steps: Timesteps of a collector's round.
-        tell: Receives what a person should know.
+        report: Receives messages for the user.
         ratio: Updates per timestep; collectors wait between rounds. None for no limit.
         address: Address of the cluster, or "auto"; None for $RAY_ADDRESS, or a new one on this machine.
     """
@@ -190,7 +190,7 @@ class ClusterLaunch:
         folder: Path,
         collectors: int,
         round_steps: int,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         ratio: float | None = None,
         address: str | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ class ClusterLaunch:
         self._folder = folder
         self._count = collectors
         self._round_steps = round_steps
-        self._tell = tell
+        self._report = report
         self._ratio = ratio
         self._learner: Any = None
         self._learner_pid = 0
@@ -244,7 +244,7 @@ class ClusterLaunch:
                     return self._end_of_learner()
                 self._receive(reference)
             if self._record is not None and not self._collectors:
-                self._tell("No collector is left.")
+                self._report("No collector is left.")
                 return 1
         return None
 
@@ -281,7 +281,7 @@ class ClusterLaunch:
     def _start_actor(self, collector: _Collector) -> None:
         index = collector.slot.index
         actor = self._ray.remote(CollectorActor).options(num_cpus=1, scheduling_strategy="SPREAD")
-        collector.actor = actor.remote(self._make_collector, self._record, index, collector.account)
+        collector.actor = actor.remote(self._make_collector, self._record, index, collector.totals)
 
     def _look_for_policy(self) -> None:
         """Puts a new policy into the object store, from which each node fetches it once."""
@@ -296,8 +296,8 @@ class ClusterLaunch:
             if index in busy or not self._may_collect():
                 continue
             others = read_collected(self._folder)
-            others.env_steps -= collector.account.env_steps
-            for name, steps in collector.account.env_steps_by_name.items():
+            others.env_steps -= collector.totals.env_steps
+            for name, steps in collector.totals.env_steps_by_name.items():
                 others.env_steps_by_name[name] -= steps
             reference = collector.actor.collect.remote(self._policy, self._progress, others)
             self._pending[reference] = index
@@ -305,8 +305,8 @@ class ClusterLaunch:
     def _may_collect(self) -> bool:
         if self._ratio is None:
             return True
-        room = room_of_collectors(self._folder, self._ratio, self._round_steps)
-        return room > len(self._pending) * self._round_steps
+        budget = step_budget(self._folder, self._ratio, self._round_steps)
+        return budget > len(self._pending) * self._round_steps
 
     def _receive(self, reference: Any) -> None:
         """Writes what a round has delivered into the run's folder; replaces a collector that was lost."""
@@ -321,8 +321,8 @@ class ClusterLaunch:
         for name, content in delivered.files.items():
             with atomic_file(buffer / name, fsync=False) as file:
                 file.write(content.data)
-        collector.account = delivered.account
-        write_collected(delivered.account, self._folder, collector.slot.index)
+        collector.totals = delivered.totals
+        write_collected(delivered.totals, self._folder, collector.slot.index)
         with (self._folder / METRICS_FILE).open("a") as metrics:
             metrics.write(delivered.metrics)
         if delivered.status is not None:
@@ -332,15 +332,15 @@ class ClusterLaunch:
     def _replace(self, collector: _Collector, error: Exception) -> None:
         index = collector.slot.index
         self._ray.kill(collector.actor)
-        if collector.deaths.another():
+        if collector.restarts.should_restart():
             first_line = str(error).strip().partition("\n")[0]
-            self._tell(
+            self._report(
                 f"collector {index} was lost with the round that it was collecting, and starts again on a node "
                 f"that has room ({type(error).__name__}: {first_line})."
             )
             self._start_actor(collector)
             return
-        self._tell(f"collector {index} was lost {MAX_QUICK_DEATHS} times in a row and is given up: {error}")
+        self._report(f"collector {index} was lost {MAX_EARLY_EXITS} times in a row and is given up: {error}")
         status_file(self._folder, "collector", index).unlink(missing_ok=True)
         collector.slot.release()
         del self._collectors[index]
@@ -351,7 +351,7 @@ class ClusterLaunch:
         except self._ray.exceptions.RayError as error:
             log = self._folder / "logs" / "learner.log"
             lines = last_lines(log) if log.is_file() else str(error)
-            self._tell(f"The learner ended with {type(error).__name__}.\n{lines}")
+            self._report(f"The learner ended with {type(error).__name__}.\n{lines}")
             return 1
         return 0
 

@@ -36,8 +36,8 @@ def is_sharded(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor)
 
 
-def whole(state: Any) -> Any:
-    """A nest of tensors in which sharded ones are whole; every process must call this if there are any."""
+def unsharded(state: Any) -> Any:
+    """A nest of tensors with the full tensors of sharded ones; every process must call this if there are any."""
     if not any(isinstance(leaf, DTensor) for leaf in tree_leaves(state)):
         return state
     return tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, state)

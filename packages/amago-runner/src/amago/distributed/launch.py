@@ -13,10 +13,10 @@ from typing import Protocol
 
 from amago.envs.env_utils import available_cores
 
-QUICK_DEATH_SECONDS = 60.0
-"""A collector that ends sooner than this after its start has died quickly."""
-MAX_QUICK_DEATHS = 3
-"""After so many quick deaths in a row a collector is not started again."""
+EARLY_EXIT_SECONDS = 60.0
+"""The exit of a collector is early if it comes sooner than this after its start."""
+MAX_EARLY_EXITS = 3
+"""After so many early exits in a row a collector is not started again."""
 END_SECONDS = 60.0
 """Seconds that processes have to save and end before they are killed."""
 
@@ -35,40 +35,41 @@ class Launch(Protocol):
 
 
 @dataclass
-class Deaths:
-    """Decides whether a collector that died is started again."""
+class RestartPolicy:
+    """Decides whether a collector whose process has ended is started again."""
 
-    quick: int = 0
-    began: float = field(default_factory=time.monotonic)
+    early_exits: int = 0
+    started: float = field(default_factory=time.monotonic)
 
-    def another(self) -> bool:
-        """Counts a death; whether to start again."""
-        self.quick = self.quick + 1 if time.monotonic() - self.began < QUICK_DEATH_SECONDS else 0
-        self.began = time.monotonic()
-        return self.quick < MAX_QUICK_DEATHS
+    def should_restart(self) -> bool:
+        """Whether to start again; called once after every exit."""
+        is_early = time.monotonic() - self.started < EARLY_EXIT_SECONDS
+        self.early_exits = self.early_exits + 1 if is_early else 0
+        self.started = time.monotonic()
+        return self.early_exits < MAX_EARLY_EXITS
 
 
 @dataclass
-class _Member:
+class _ManagedProcess:
     name: str
     command: Sequence[str]
     log: Path
     process: subprocess.Popen[bytes]
-    deaths: Deaths = field(default_factory=Deaths)
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 class LocalLaunch:
     """Runs a learner and collectors as processes of this machine.
 
     The launch ends when the learner does, or when no collector is left. A collector that dies is started again,
-    until it has died quickly several times in a row.
+    until it has ended early several times in a row.
 
     Args:
         learner: Command line of the learner.
         collector: Command line of a collector.
         collectors: Number of collectors.
         log_dir: Folder of the processes' output, `learner.log` and `collector-{n}.log`.
-        tell: Receives what a person should know.
+        report: Receives messages for the user.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class LocalLaunch:
         *,
         collectors: int,
         log_dir: Path,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._commands = {"learner": learner, **{f"collector-{n}": collector for n in range(collectors)}}
         self._log_dir = log_dir
-        self._tell = tell
-        self._members: dict[str, _Member] = {}
+        self._report = report
+        self._managed: dict[str, _ManagedProcess] = {}
         # The cores are shared out, since otherwise every process would start as many threads as there are cores.
         threads = max(1, available_cores() // (collectors + 1))
         self._environ = {"OMP_NUM_THREADS": str(threads), **os.environ}
@@ -93,28 +94,28 @@ class LocalLaunch:
         self._log_dir.mkdir(parents=True, exist_ok=True)
         for name, command in self._commands.items():
             log = self._log_dir / f"{name}.log"
-            self._members[name] = _Member(name, command, log, self._popen(command, log))
+            self._managed[name] = _ManagedProcess(name, command, log, self._popen(command, log))
 
     def poll(self, seconds: float) -> int | None:
         """Restarts dead collectors, then waits; the exit status once the launch is over, None before."""
-        for member in list(self._members.values()):
-            status = member.process.poll()
+        for managed in list(self._managed.values()):
+            status = managed.process.poll()
             if status is None:
                 continue
-            if member.name == "learner":
+            if managed.name == "learner":
                 if status:
-                    self._tell(f"The learner ended with {_reason(status)}.\n{last_lines(member.log)}")
+                    self._report(f"The learner ended with {_reason(status)}.\n{last_lines(managed.log)}")
                 return 1 if status else 0
-            self._replace(member, status)
-        if len(self._members) == 1:
-            self._tell("No collector is left.")
+            self._replace(managed, status)
+        if len(self._managed) == 1:
+            self._report("No collector is left.")
             return 1
         time.sleep(seconds)
         return None
 
     def stop(self) -> None:
         """Interrupts all processes, which then save and end, and kills those that have not after `END_SECONDS`."""
-        processes = [member.process for member in self._members.values()]
+        processes = [managed.process for managed in self._managed.values()]
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -123,20 +124,22 @@ class LocalLaunch:
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._tell(f"Process {process.pid} did not end and is killed.")
+                self._report(f"Process {process.pid} did not end and is killed.")
                 process.kill()
                 process.wait()
 
-    def _replace(self, member: _Member, status: int) -> None:
-        if member.deaths.another():
-            self._tell(f"{member.name} ended with {_reason(status)} and is started again; see {member.log}.")
-            member.process = self._popen(member.command, member.log)
+    def _replace(self, managed: _ManagedProcess, status: int) -> None:
+        if managed.restarts.should_restart():
+            self._report(
+                f"{managed.name} ended with {_reason(status)} and is started again; see {managed.log}."
+            )
+            managed.process = self._popen(managed.command, managed.log)
             return
-        self._tell(
-            f"{member.name} ended with {_reason(status)}, {MAX_QUICK_DEATHS} times within "
-            f"{QUICK_DEATH_SECONDS:.0f} s of its start, and is not started again.\n{last_lines(member.log)}"
+        self._report(
+            f"{managed.name} ended with {_reason(status)}, {MAX_EARLY_EXITS} times within "
+            f"{EARLY_EXIT_SECONDS:.0f} s of its start, and is not started again.\n{last_lines(managed.log)}"
         )
-        del self._members[member.name]
+        del self._managed[managed.name]
 
     def _popen(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:

@@ -157,11 +157,11 @@ class Processes:
             return [value]
         return list(gather_object([value]))
 
-    def share(self, value: Any) -> Any:
-        """The main process's value."""
+    def broadcast_from_main(self, value: Any) -> Any:
+        """The main process's value, in all processes."""
         return self.gather(value)[0]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Waits until all processes have called this."""
         if self.count > 1:
             self.accelerator.wait_for_everyone()

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from amago.experiment.experiment import Experiment
 
 POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0
+_SECONDS_BETWEEN_READS = 1.0
 
 
 class UpdateRatio(Callback):
     """Holds `ratio` between a learner and the collectors of its run; each of these processes needs one.
+
+    This is what `train_freq` and `gradient_steps` are in Stable-Baselines3, for processes that do not take turns.
 
     The learner waits while it has made `ratio` updates for every collected timestep. Collectors wait once they are
     more than one of their rounds ahead of the learner, also while there is none, but not while it waits for its
@@ -39,9 +41,9 @@ class UpdateRatio(Callback):
             raise ValueError(f"ratio is {ratio!r}, must be above 0 updates per timestep")
         self.ratio = ratio
         self._collected = 0
-        self._room = 0.0
-        self._unseen = 0
-        self._next_look = 0.0
+        self._step_budget = 0.0
+        self._steps_since_read = 0
+        self._next_read = 0.0
 
     def on_batch(self, experiment: Experiment, updated: bool) -> None:
         if experiment.role != "learner":
@@ -59,26 +61,26 @@ class UpdateRatio(Callback):
     def on_rollout_step(self, experiment: Experiment, section: str, env_steps: int) -> None:
         if section != "train" or experiment.slot is None:
             return
-        self._unseen += env_steps
-        if self._unseen < self._room / 8 and time.monotonic() < self._next_look:
-            return  # Looking after an eighth of the room lets eight collectors share it.
-        self._unseen = 0
+        self._steps_since_read += env_steps
+        if self._steps_since_read < self._step_budget / 8 and time.monotonic() < self._next_read:
+            return  # Reading after an eighth of the budget lets eight collectors share it.
+        self._steps_since_read = 0
         experiment.slot.write(experiment)  # The learner must not wait for timesteps that it cannot see.
-        while self._look(experiment) <= 0 and not experiment.interrupted:
+        while self._read_step_budget(experiment) <= 0 and not experiment.interrupted:
             self.wait(experiment, "waiting for learner")
         experiment.status.enter(experiment, "collecting")
 
-    def _look(self, experiment: Experiment) -> float:
+    def _read_step_budget(self, experiment: Experiment) -> float:
         """The timesteps that collectors may still collect before the learner's next update; at most 0: wait."""
-        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._next_read = time.monotonic() + _SECONDS_BETWEEN_READS
         dataset = experiment.dataset
         assert dataset is not None
         round_steps = experiment.train_timesteps_per_epoch * experiment.parallel_actors
-        room = room_of_collectors(
+        budget = step_budget(
             experiment.run_dir, self.ratio, round_steps, has_data=lambda: dataset.ready_for_training
         )
-        self._room = min(room, round_steps)  # The learner may get what it waits for at any step.
-        return self._room
+        self._step_budget = min(budget, round_steps)  # The learner may get what it waits for at any step.
+        return self._step_budget
 
     def wait(self, experiment: Experiment, phase: str) -> None:
         """Shows the phase and sleeps for a moment; subclasses may raise here to end the run."""
@@ -86,7 +88,7 @@ class UpdateRatio(Callback):
         time.sleep(POLL_SECONDS)
 
 
-def room_of_collectors(
+def step_budget(
     run_dir: Path, ratio: float, round_steps: int, *, has_data: Callable[[], bool] = lambda: False
 ) -> float:
     """Timesteps that collectors may still collect: up to `round_steps` more than the learner's updates ask for.

@@ -115,7 +115,7 @@ class Checkpointer:
                 check_training_state(self.training_state(epoch))
                 return epoch
             except ValueError as error:
-                amago_warning(f"the checkpoint of epoch {epoch} is passed over: {error}")
+                amago_warning(f"the checkpoint of epoch {epoch} is skipped: {error}")
         raise ValueError(
             f"resume is set, but every training state in {self.folder} is damaged: load weights from "
             "policy_weights with load_checkpoint_from_path(path, is_accelerate_state=False), or start again"
@@ -331,6 +331,18 @@ def save_weights(tensors: dict[str, Any], path: Path) -> None:
 def write_json(value: Any, path: Path, indent: int | None = 2) -> None:
     """Writes a JSON file atomically; creates the folder."""
     write_text(json.dumps(value, indent=indent, allow_nan=False) + "\n", path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The contents of a JSON file that another process replaces or deletes; None if there is none.
+
+    A file that a power failure left empty counts as none.
+    """
+    try:
+        content: dict[str, Any] | None = json.loads(path.read_text() or "null")
+    except FileNotFoundError:
+        return None
+    return content
 
 
 def write_text(text: str, path: Path) -> None:

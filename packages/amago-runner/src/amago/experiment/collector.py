@@ -219,7 +219,7 @@ def make_training_recorder(
         return None
     halves = envs.halves if isinstance(envs, SplitVectorEnv) else (envs,)
     # Random, so that runs can share a buffer, but ordered by rank: files are sampled in the order of writers.
-    first_writer = processes.share(secrets.randbelow(4096 - len(halves) * processes.count))
+    first_writer = processes.broadcast_from_main(secrets.randbelow(4096 - len(halves) * processes.count))
     first_number = secrets.randbelow(1 << 16)  # runs with equal writer IDs still differ
     recorders = [
         make_recorder(

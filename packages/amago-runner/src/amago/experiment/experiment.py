@@ -56,7 +56,7 @@ from amago.experiment.run_folder import METRICS_FILE, SUMMARY_FILE, open_folder
 from amago.experiment.run_json import readable_config, write_config_text, write_run
 from amago.experiment.saved_policies import read_saved_policy
 from amago.experiment.schedule import is_due
-from amago.experiment.shared_run import CollectorSlot, SharedRun, read_policy_progress
+from amago.experiment.shared_run import CollectorSlot, SharedRun, add_counts, read_policy_progress
 from amago.experiment.status import StatusWriter
 from amago.experiment.stop_signals import RunStopped, StopRequested, StopSignals
 from amago.experiment.summary import RETURN_METRIC, Evaluation, Summary, draw_learning_curve, summary_of
@@ -66,7 +66,7 @@ from amago.experiment.training_state import (
     check_run_id,
     collector_states,
     cut_metrics_after,
-    load_whole_policy,
+    load_unsharded_policy,
     restore_training_state,
     saved_seed,
     training_state,
@@ -205,7 +205,7 @@ class Experiment(ExperimentConfig):
         seed = self.seed
         if resumed is not None:
             seed = saved_seed(Checkpointer(self.run_dir, self.run_name), resumed, seed)
-        seed = self.processes.share(RandomStreams(seed, 0, self.DEVICE).seed)
+        seed = self.processes.broadcast_from_main(RandomStreams(seed, 0, self.DEVICE).seed)
         self.streams = RandomStreams(seed, self.processes.rank, self.DEVICE)
 
     def init_dsets(self) -> None:
@@ -331,7 +331,7 @@ class Experiment(ExperimentConfig):
                     require_tensorboard()
             except (ImportError, RuntimeError) as error:
                 problem = error
-        problem = self.processes.share(problem)  # no process waits for one that has failed
+        problem = self.processes.broadcast_from_main(problem)  # no process waits for one that has failed
         if problem is not None:
             raise problem
 
@@ -681,7 +681,7 @@ class Experiment(ExperimentConfig):
     def _begin_rollout(self, section: str, timesteps: int | None) -> None:
         """Copies the current weights into the acting copy, if there is one, and notifies callbacks."""
         if self._acting_copy is not None:
-            self._acting_copy.load_state_dict(fsdp.whole(self.policy.state_dict()))
+            self._acting_copy.load_state_dict(fsdp.unsharded(self.policy.state_dict()))
         total = None if timesteps is None else timesteps * self.parallel_actors * self.processes.count
         self._notify("on_rollout_start", section, total)
 
@@ -738,7 +738,7 @@ class Experiment(ExperimentConfig):
         contents = training_state(self, collectors)
         if contents is not None:
             self.checkpointer.save(self.epoch, contents)
-        self.processes.wait()
+        self.processes.barrier()
         self.run_state.saved_epoch = self.epoch
         self._notify("on_checkpoint", self.epoch)
 
@@ -771,12 +771,12 @@ class Experiment(ExperimentConfig):
         if is_accelerate_state:
             restore_training_state(self, load_training_state(path, self.DEVICE))
         else:
-            load_whole_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
+            load_unsharded_policy(self.policy, read_saved_policy(path, self.DEVICE), path)
             self.policy.on_checkpoint_loaded(is_resume=False)
 
     def write_latest_policy(self) -> None:
         """Writes `ckpts/latest/policy.pt`, in the main process only."""
-        weights = fsdp.whole(self.policy.state_dict())
+        weights = fsdp.unsharded(self.policy.state_dict())
         if self.processes.is_main:
             self.checkpointer.save_latest(weights)
 
@@ -787,7 +787,7 @@ class Experiment(ExperimentConfig):
         except FileNotFoundError as error:
             amago_warning(f"continuing with the current weights: {error}")
             return
-        load_whole_policy(self.policy, weights, self.checkpointer.latest_policy)
+        load_unsharded_policy(self.policy, weights, self.checkpointer.latest_policy)
         self.policy.on_checkpoint_loaded(is_resume=False)
 
     def delete_buffer_from_disk(self) -> None:
@@ -795,7 +795,7 @@ class Experiment(ExperimentConfig):
         assert self.dataset is not None
         if self.processes.is_main:
             self.dataset.delete()
-        self.processes.wait()
+        self.processes.barrier()
 
     def close(self) -> None:
         """Writes unfinished trajectories, stops workers and closes loggers; may be called more than once."""
@@ -905,7 +905,7 @@ class Experiment(ExperimentConfig):
         """Lets the dataset delete old data after every process has written its trajectories."""
         assert self.dataset is not None
         with self.times.measure("waiting"):
-            self.processes.wait()
+            self.processes.barrier()
         metrics = dict(self.dataset.on_end_of_collection(self) or {})
         if self.collector is not None:
             refused = self.processes.gather(self.collector.refused_segments)
@@ -913,14 +913,14 @@ class Experiment(ExperimentConfig):
         if metrics:
             self.log(metrics, "dataset")
         with self.times.measure("waiting"):
-            self.processes.wait()
+            self.processes.barrier()
 
     def _wait_until_ready(self) -> bool:
         """Whether the dataset is ready; waits for other processes' data if this run never collects."""
         assert self.dataset is not None
         began = time.monotonic()
         self.times.lap("other")
-        while not self.processes.share(self.dataset.ready_for_training):
+        while not self.processes.broadcast_from_main(self.dataset.ready_for_training):
             if self.collects:
                 return False
             self._end_if_stopped()
@@ -946,7 +946,7 @@ class Experiment(ExperimentConfig):
         began = time.monotonic()
         progress = read_policy_progress(self.run_dir)
         self.times.lap("other")
-        while self.processes.share(
+        while self.processes.broadcast_from_main(
             self.dataset.is_overfull and read_policy_progress(self.run_dir) == progress
         ):
             self._end_if_stopped()
@@ -971,7 +971,7 @@ class Experiment(ExperimentConfig):
             and not part.collected
             and part.timesteps < self.train_timesteps_per_epoch
             and part.batches < self.train_batches_per_epoch
-            and self.processes.share(self.dataset.ready_for_training)
+            and self.processes.broadcast_from_main(self.dataset.ready_for_training)
         )
 
     def _learn_and_collect(self, epoch: int) -> None:
@@ -1013,7 +1013,7 @@ class Experiment(ExperimentConfig):
                 batches: Iterator[Batch] = itertools.islice(self.train_dloader.epoch(epoch), done, None)
             else:
                 loaded = self.train_dloader.epoch(epoch, only_files_of_now=True)
-                self.processes.wait()  # until all have listed the files
+                self.processes.barrier()  # until all have listed the files
                 collecting = collect(
                     itertools.islice(loaded, done, None), self.train_batches_per_epoch - done
                 )
@@ -1068,8 +1068,7 @@ class Experiment(ExperimentConfig):
         assert self.collector is not None
         totals = dict(self.run_state.env_steps_by_name)
         for steps_by_name in self.processes.gather(self.collector.steps_by_env_name):
-            for name, steps in steps_by_name.items():
-                totals[name] = totals.get(name, 0) + steps
+            add_counts(totals, steps_by_name)
         self.counters.env_steps_by_name = totals
 
     def _progress(self, section: str) -> Callable[[int], None]:

@@ -206,7 +206,7 @@ class Learner:
             self._processes.average_gradients([p for p in self._parameters if not fsdp.is_sharded(p)])
         self._divide_gradients()
         # The norms of single networks, before clipping changes them.
-        norms = fsdp.whole(self.agent.get_grad_norms()) if log_step else {}
+        norms = fsdp.unsharded(self.agent.get_grad_norms()) if log_step else {}
         if self._processes.is_sharded:
             norm = fsdp.clip_grad_norm_(self._parameters, self._grad_clip, self._processes.sum)
         else:

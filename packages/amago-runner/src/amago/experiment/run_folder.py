@@ -169,7 +169,7 @@ def open_folder(
             opened = _open_folder(config, on_close)
         except (OSError, RunInUseError, ValueError) as error:
             problem = error
-    shared: tuple[Exception | None, OpenedFolder] = processes.share((problem, opened))
+    shared: tuple[Exception | None, OpenedFolder] = processes.broadcast_from_main((problem, opened))
     problem, opened = shared
     if problem is not None:
         raise problem

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from amago.experiment.callbacks import Callback
-from amago.experiment.checkpointer import write_json
+from amago.experiment.checkpointer import read_json, write_json
 from amago.experiment.schedule import is_due
 from amago.hindsight import atomic_file
 from amago.utils import amago_warning
@@ -57,7 +57,7 @@ def write_policy_progress(run_dir: Path, epoch: int) -> None:
 
 def read_policy_progress(run_dir: Path) -> PolicyProgress | None:
     """What the learner says of its latest policy; None if there is no learner yet."""
-    content = _read_json(progress_file(run_dir))
+    content = read_json(progress_file(run_dir))
     return None if content is None else PolicyProgress(**content)
 
 
@@ -118,19 +118,19 @@ def collected_file(run_dir: Path, index: int | str) -> Path:
     return run_dir / "collectors" / f"{index}.json"
 
 
-def write_collected(account: Collected, run_dir: Path, index: int | str, *, fsync: bool = False) -> None:
-    """Writes the account of collector `index`; with `fsync` it survives a power failure."""
+def write_collected(totals: Collected, run_dir: Path, index: int | str, *, fsync: bool = False) -> None:
+    """Writes the totals of collector `index`; with `fsync` they survive a power failure."""
     path = collected_file(run_dir, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, fsync=fsync) as file:
-        file.write(json.dumps(asdict(account)).encode())
+        file.write(json.dumps(asdict(totals)).encode())
 
 
 def read_collected(run_dir: Path) -> Collected:
     """The sum over all collectors of a run, also those that have ended; without exploration."""
     total = Collected()
     for path in sorted((run_dir / "collectors").glob("*.json")):
-        content = _read_json(path)
+        content = read_json(path)
         if content is not None:
             total.env_steps += content["env_steps"]
             add_counts(total.env_steps_by_name, content["env_steps_by_name"])
@@ -144,17 +144,17 @@ def add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 class CollectorSlot(Callback):
-    """The number of a running collector, and its account of what it collects.
+    """The slot of a running collector, and the totals of what it collects.
 
-    Numbers are 0, 1, ...; a collector takes the first that no running process holds, and continues the account of
-    the collector that held it before. The operating system frees the number of a process that dies.
+    A collector takes the first slot that no running process holds, and continues the totals of the collector that
+    held it before. The lock of a slot is released when its process dies.
 
     Args:
         run_dir: The run's folder.
 
     Attributes:
-        index: The number.
-        earlier: What was collected under this number before this session.
+        index: Index of the slot, from 0.
+        earlier: Totals of the slot before this session.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -169,7 +169,7 @@ class CollectorSlot(Callback):
         self.index = index
         self._run_dir = run_dir
         self._next_write = 0.0
-        content = _read_json(collected_file(run_dir, index)) or {}
+        content = read_json(collected_file(run_dir, index)) or {}
         self.earlier = Collected(**content)
         self._exploration = self.earlier.exploration
 
@@ -185,10 +185,10 @@ class CollectorSlot(Callback):
     def write(self, experiment: Experiment, *, fsync: bool = False) -> None:
         """Writes what was collected up to now; with `fsync` it survives a power failure."""
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
-        write_collected(self.account(experiment), self._run_dir, self.index, fsync=fsync)
+        write_collected(self.totals(experiment), self._run_dir, self.index, fsync=fsync)
 
-    def account(self, experiment: Experiment) -> Collected:
-        """What was collected up to now under this number."""
+    def totals(self, experiment: Experiment) -> Collected:
+        """Totals of the slot up to now."""
         by_name = dict(self.earlier.env_steps_by_name)
         add_counts(by_name, experiment.counters.env_steps_by_name)
         return Collected(
@@ -207,7 +207,7 @@ class CollectorSlot(Callback):
             amago_warning(f"collector {self.index} explores from the start of its schedule: {error}")
 
     def release(self) -> None:
-        """Frees the number; what was collected stays on record."""
+        """Releases the slot; its totals stay on record."""
         self._lock.release()
 
 
@@ -215,7 +215,7 @@ class SharedRun:
     """The part of one process in a run whose learner and collectors are processes of their own.
 
     Attributes:
-        slot: The number of this collector and its account; None in other processes.
+        slot: The slot of this collector; None in other processes.
         policy_epoch: Number of epochs that the learner had completed with the latest policy that this process has
             written or read; None if it has not.
     """
@@ -229,11 +229,11 @@ class SharedRun:
         self._rounds = 0
 
     def join(self, experiment: Experiment, on_close: Callable[[Callable[[], None]], object]) -> None:
-        """Takes the number of a collector and announces this process in the run's folder.
+        """Takes a slot if this is a collector, and announces this process in the run's folder.
 
         Args:
             experiment: The experiment, with its environments.
-            on_close: Called with functions that free the number and remove the announcement.
+            on_close: Called with functions that release the slot and remove the announcement.
         """
         if experiment.role is None:
             return
@@ -246,7 +246,7 @@ class SharedRun:
                     self.slot.load_exploration(experiment)
             experiment.status.open(experiment, experiment.role, 0 if self.slot is None else self.slot.index)
             on_close(experiment.status.close)
-        self._collector_index = processes.share(0 if self.slot is None else self.slot.index)
+        self._collector_index = processes.broadcast_from_main(0 if self.slot is None else self.slot.index)
 
     def publish_policy(self, experiment: Experiment, epoch: int) -> None:
         """Writes the latest policy, and tells collectors that it is the one after `epoch` epochs."""
@@ -262,7 +262,7 @@ class SharedRun:
         """
         if self._watch is None:
             self._watch = LearnerWatch(experiment.run_dir, experiment.max_policy_age)
-        progress = experiment.processes.share(read_policy_progress(experiment.run_dir))
+        progress = experiment.processes.broadcast_from_main(read_policy_progress(experiment.run_dir))
         if self._watch.update(progress) or progress is None:
             experiment.read_latest_policy()
         if progress is not None and experiment.role == "collector":
@@ -290,7 +290,7 @@ class SharedRun:
 
     def count_collected(self, experiment: Experiment) -> None:
         """Takes over the timesteps of all collectors; those of a learner that collected before are among them."""
-        collected = experiment.processes.share(read_collected(experiment.run_dir))
+        collected = experiment.processes.broadcast_from_main(read_collected(experiment.run_dir))
         counters = experiment.counters
         counters.env_steps = max(counters.env_steps, collected.env_steps)
         if collected.env_steps_by_name:
@@ -300,18 +300,6 @@ class SharedRun:
         """Timesteps of all collectors together, in total and by environment name."""
         counted = experiment.counters if self.slot is None else read_collected(experiment.run_dir)
         return counted.env_steps, counted.env_steps_by_name
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """The contents of a file that another process replaces atomically; None if there is none.
-
-    A file that a power failure left empty counts as none.
-    """
-    try:
-        content: dict[str, Any] = json.loads(path.read_text() or "null")
-    except FileNotFoundError:
-        return None
-    return content
 
 
 def finite_or_none(number: float | None) -> float | None:

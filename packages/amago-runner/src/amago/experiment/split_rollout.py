@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from amago.agent import BaseAgent
 from amago.envs.interrupts import defer_interrupts
 from amago.envs.metrics import EpisodeStats
 from amago.envs.recorder import SplitRecorder, TrajectoryWriteError
-from amago.envs.vector import PolicyInput, SplitVectorEnv
+from amago.envs.vector import SplitVectorEnv
 from amago.experiment.episode_stats import RolloutLimits
 from amago.experiment.rollout import ActingPolicy, Rollout
+from amago.experiment.shared_run import add_counts
 from amago.tracking import TimeBreakdown
 
 
@@ -49,11 +49,6 @@ class SplitRollout:
         self.stats = EpisodeStats() if stats is None else stats
 
     @property
-    def agent(self) -> BaseAgent:
-        """The agent that acts."""
-        return self.halves[0].agent
-
-    @property
     def stats(self) -> EpisodeStats:
         """Receives finished episodes of both halves."""
         return self.halves[0].stats
@@ -69,11 +64,6 @@ class SplitRollout:
         return all(half.started for half in self.halves)
 
     @property
-    def inputs(self) -> tuple[PolicyInput | None, ...] | None:
-        """The inputs of the agent's next actions, one per half; None before the first reset."""
-        return tuple(half.inputs for half in self.halves) if self.started else None
-
-    @property
     def hidden_state(self) -> tuple[Any, ...]:
         """The hidden states of the two halves."""
         return tuple(half.hidden_state for half in self.halves)
@@ -86,8 +76,10 @@ class SplitRollout:
     @property
     def steps_by_env_name(self) -> dict[str, int]:
         """Steps so far, up to date after each run."""
-        first, second = (half.steps_by_env_name for half in self.halves)
-        return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
+        totals: dict[str, int] = {}
+        for half in self.halves:
+            add_counts(totals, half.steps_by_env_name)
+        return totals
 
     def reset(self, seed: int | None = None) -> None:
         """As `Rollout.reset`."""

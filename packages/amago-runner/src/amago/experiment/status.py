@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amago.experiment.callbacks import Callback
+from amago.experiment.checkpointer import read_json
 from amago.experiment.shared_run import finite_or_none
 from amago.experiment.summary import RETURN_METRIC
 from amago.hindsight import atomic_file
@@ -36,7 +37,7 @@ def status_file(run_dir: Path, role: str, index: int) -> Path:
 
 
 def read_status(run_dir: Path) -> list[dict[str, Any]]:
-    """The status of every process of a run: learner first, collectors by number.
+    """The status of every process of a run: learner first, collectors by index.
 
     Keys: role, index, pid, host, phase, epoch, epochs (None for no end), env_steps, gradient_steps,
     steps_per_second, updates_per_second, policy_epoch, buffer_files, return, time (unix seconds). Values that do
@@ -44,8 +45,9 @@ def read_status(run_dir: Path) -> list[dict[str, Any]]:
     """
     found = []
     for path in (run_dir / "status").glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):  # the process ended
-            found.append(json.loads(path.read_text()))
+        status = read_json(path)
+        if status is not None:  # else the process ended
+            found.append(status)
     return sorted(found, key=lambda status: (status["role"] == "collector", status["index"]))
 
 

@@ -79,7 +79,7 @@ def training_state(experiment: Experiment, collectors: list[dict[str, Any]]) -> 
         collectors: `collector_states`.
     """
     assert experiment.dataset is not None
-    policy, optimizer = fsdp.whole((experiment.policy.state_dict(), experiment.optimizer.state_dict()))
+    policy, optimizer = fsdp.unsharded((experiment.policy.state_dict(), experiment.optimizer.state_dict()))
     if not experiment.processes.is_main:
         return None
     progress = experiment.run_state
@@ -104,7 +104,7 @@ def restore_training_state(experiment: Experiment, saved: TrainingState) -> None
     """Restores a training state; training continues with the following epoch, or within an unfinished one."""
     assert experiment.dataset is not None
     state = saved.state
-    load_whole_policy(experiment.policy, saved.policy, "the training state")
+    load_unsharded_policy(experiment.policy, saved.policy, "the training state")
     check_saved_optimizer(experiment.optimizer, saved.optimizer, "the training state")
     experiment.optimizer.load_state_dict(fsdp.shard_optimizer_state(saved.optimizer, experiment.optimizer))
     experiment.lr_schedule.load_state_dict(saved.lr_schedule)
@@ -113,7 +113,7 @@ def restore_training_state(experiment: Experiment, saved: TrainingState) -> None
     later_files_of = _writer_ids(state["processes"]) if experiment.collects else ()
     experiment.dataset.load_state_dict(state["dataset"], later_files_of=later_files_of)
     # Otherwise another process could already collect, and its files would be moved to `newer_than_checkpoint`.
-    experiment.processes.wait()
+    experiment.processes.barrier()
     if len(state["processes"]) != experiment.processes.count:
         amago_warning(
             f"the checkpoint has {len(state['processes'])} processes, this run has {experiment.processes.count}: "
@@ -141,8 +141,8 @@ def _restore_progress(experiment: Experiment, state: Mapping[str, Any]) -> None:
     progress.wandb_run_id = state.get("wandb_run_id")
 
 
-def load_whole_policy(policy: BaseAgent, weights: Mapping[str, Any], source: object) -> None:
-    """Loads the weights of a whole policy into one that may be sharded; `source` is named in errors."""
+def load_unsharded_policy(policy: BaseAgent, weights: Mapping[str, Any], source: object) -> None:
+    """Loads unsharded weights into a policy that may be sharded; `source` is named in errors."""
     load_saved_policy(policy, fsdp.shard_model_state(weights, policy), source)
 
 

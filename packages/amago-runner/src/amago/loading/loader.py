@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge
@@ -59,7 +59,6 @@ class BatchLoader:
         device: device of the batches. For a GPU they pass through pinned memory and copies do not block.
         seed: seed of all samples; None uses fresh entropy.
         rank: rank of this process in data-parallel training.
-        mp_context: start method of the workers ("fork", "spawn", "forkserver"); None uses Python's default.
         worker_timeout: seconds to wait for a batch of the workers; then iteration raises a RuntimeError.
 
     Raises:
@@ -77,7 +76,6 @@ class BatchLoader:
         device: torch.device | str,
         seed: Count | None,
         rank: Count = 0,
-        mp_context: Literal["fork", "spawn", "forkserver"] | None = None,
         worker_timeout: Positive = WORKER_TIMEOUT,
     ) -> None:
         if len(dataset) < batch_size * batches_per_epoch:
@@ -93,7 +91,7 @@ class BatchLoader:
             )
         dataset.seed_sampling(seed, rank)
         self.dataset = dataset
-        self.workers, self.mp_context, self.worker_timeout = workers, mp_context, worker_timeout
+        self.workers, self.worker_timeout = workers, worker_timeout
         self._waiting_since: float | None = None
         self._timed_out = False
         self.device = torch.device(device)
@@ -201,7 +199,6 @@ class BatchLoader:
             pin_memory=self.device.type == "cuda",
             persistent_workers=has_workers,
             worker_init_fn=_start_worker,
-            multiprocessing_context=self.mp_context if has_workers else None,
             # Without a generator, DataLoader draws the workers' seed from torch's global generator.
             generator=torch.Generator(),
         )

@@ -82,11 +82,6 @@ class CatalogEntry:
     one_per_process: bool = False
 
     @property
-    def needs_memory(self) -> bool:
-        """Whether a policy needs earlier steps; decides the default sequence model."""
-        return self.kind in ("memory", "tokens")
-
-    @property
     def has_only_ids(self) -> bool:
         """Whether environments are named by the ids of the family alone."""
         return self.name.endswith("...")

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from annotated_types import Gt
 
 from amago.envs.arguments import MAY_BE_INFINITE, Count, Size, check_arguments
-from amago.envs.metrics import StepCounts
 from amago.envs.recorder.episode_buffer import EpisodeBuffer
 from amago.envs.recorder.file_writer import FileWriter
 from amago.envs.vector.base import PolicyInput, VectorStep
@@ -147,7 +146,6 @@ class TrajectoryRecorder:
         )
         self._sequence_number = first_number
         trajectory_filename("check", self._writer_id, first_number, 0.0)
-        self._counts = StepCounts({})
         self._names: list[str] = []
         self._buffer: EpisodeBuffer | None = None
         self._limits = np.zeros(num_envs, np.int64)
@@ -202,10 +200,8 @@ class TrajectoryRecorder:
             if reset_rows:
                 self.cut(reset_rows)
             buffer.add(step)
-        if self._counts.add(step.env_names):
-            self._names = step.env_names
+        self._names = step.env_names
         self.total_frames += len(step.rewards) - len(reset_rows)
-        self._counts.take_back([step.env_names[row] for row in reset_rows])
         if self._writer is None or buffer is None:
             return
         if step.done_rows.size:
@@ -291,12 +287,6 @@ class TrajectoryRecorder:
             return 0
         return int(self._buffer.lengths.sum()) + self._writer.pending_transitions
 
-    @property
-    def frames_by_env_name(self) -> dict[str, int]:
-        """Number of transitions recorded per environment name."""
-        self._counts.settle()
-        return dict(self._counts.totals)
-
     def state_dict(self) -> dict[str, Any]:
         """JSON-serializable state: counters, number of the next file, and state of the random generator.
 
@@ -304,7 +294,6 @@ class TrajectoryRecorder:
         """
         return {
             "total_frames": self.total_frames,
-            "frames_by_env_name": self.frames_by_env_name,
             "writer_id": self._writer_id,
             "sequence_number": self._sequence_number,
             "rng": self._rng.bit_generator.state,
@@ -313,9 +302,6 @@ class TrajectoryRecorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`; raises KeyError if an entry is missing."""
         self.total_frames = int(state["total_frames"])
-        self._counts = StepCounts(
-            {str(name): int(count) for name, count in state["frames_by_env_name"].items()}
-        )
         self._writer_id = str(state["writer_id"])
         self._sequence_number = int(state["sequence_number"])
         self._rng.bit_generator.state = state["rng"]
@@ -369,17 +355,6 @@ class SplitRecorder:
             self.halves[1].close()
 
     @property
-    def total_frames(self) -> int:
-        """Number of transitions recorded."""
-        return sum(half.total_frames for half in self.halves)
-
-    @property
-    def frames_by_env_name(self) -> dict[str, int]:
-        """Number of transitions recorded per environment name."""
-        first, second = (half.frames_by_env_name for half in self.halves)
-        return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
-
-    @property
     def saved_files(self) -> int:
         """Number of files written."""
         return sum(half.saved_files for half in self.halves)
@@ -388,11 +363,6 @@ class SplitRecorder:
     def refused_segments(self) -> int:
         """Number of segments that were not written because a number in them is not finite."""
         return sum(half.refused_segments for half in self.halves)
-
-    @property
-    def unsaved_frames(self) -> int:
-        """Number of recorded transitions not yet in a complete file."""
-        return sum(half.unsaved_frames for half in self.halves)
 
     def state_dict(self) -> dict[str, Any]:
         """States of both recorders."""

@@ -17,8 +17,10 @@ from amago.envs.amago_env import AMAGOEnv, StepResult
 from amago.envs.arguments import Size, check_arguments, check_fields
 from amago.envs.gymnasium_compat import ForwardingWrapper, find_attribute
 from amago.envs.metrics import (
+    EPISODE_LENGTH,
     ReturnHistory,
     SpecialMetricHistory,
+    StepCounts,
     extract_metrics,
     extract_vector_metrics,
 )
@@ -39,7 +41,7 @@ class SequenceWrapper(ForwardingWrapper):
 
     Attributes:
         return_history: returns of finished episodes.
-        success_history: metrics that the environment reported.
+        success_history: lengths of finished episodes ("Episode Length") and metrics that the environment reported.
 
     Raises:
         ValueError: for an unknown format, or invalid bounds.
@@ -72,10 +74,11 @@ class SequenceWrapper(ForwardingWrapper):
             self.recorder.segment_length = SegmentLength(*save_every)
         self._timestep: Timestep | None = None
         self._names: list[str] = []
+        self._counts = StepCounts({})
         self.reset_stats()
 
     def reset_stats(self) -> None:
-        """Removes the returns and metrics of finished episodes."""
+        """Removes the returns, lengths and metrics of finished episodes."""
         self.return_history = ReturnHistory(self.env_name)
         self.success_history = SpecialMetricHistory(self.env_name)
 
@@ -111,9 +114,7 @@ class SequenceWrapper(ForwardingWrapper):
         done_rows = np.flatnonzero(terminated | truncated)
         following = timestep.create_reset_version(done_rows) if done_rows.size else timestep
         metrics = self._metrics(info)
-        # An episode at time 0 before and after this step had no transition: the row was only reset.
-        has_steps = (self.step_count > 0) | (timestep.time_idx > 0)
-        self._keep_statistics(reward, done_rows[has_steps[done_rows]], metrics)
+        self._keep_statistics(timestep, reward, done_rows, metrics)
         self._timestep = timestep if self.batched_envs == 1 else following
         self.recorder.add(
             VectorStep(
@@ -138,11 +139,20 @@ class SequenceWrapper(ForwardingWrapper):
         return [(0, extract_metrics(info))]
 
     def _keep_statistics(
-        self, reward: Array, done_rows: Array, metrics: Sequence[tuple[int, dict[str, float]]]
+        self,
+        timestep: Timestep,
+        reward: Array,
+        done_rows: Array,
+        metrics: Sequence[tuple[int, dict[str, float]]],
     ) -> None:
+        reset_rows = done_rows[timestep.time_idx[done_rows] == 0]  # made no transition
+        self._counts.add(self._names)
+        self._counts.take_back([self._names[row] for row in reset_rows.tolist()])
         self._returns += reward
-        for row in done_rows.tolist():
+        lengths = np.maximum(self.step_count, timestep.time_idx)
+        for row in done_rows[lengths[done_rows] > 0].tolist():
             self.return_history.add_score(self._names[row], self._returns[row])
+            self.success_history.add_score(self._names[row], EPISODE_LENGTH, lengths[row])
         self._returns[done_rows] = 0.0
         for row, found in metrics:
             for name, value in found.items():
@@ -176,7 +186,8 @@ class SequenceWrapper(ForwardingWrapper):
     @property
     def total_frames_by_env_name(self) -> dict[str, int]:
         """Transitions recorded so far under each environment name."""
-        return self.recorder.frames_by_env_name
+        self._counts.settle()
+        return dict(self._counts.totals)
 
     @property
     def current_timestep(self) -> Timestep:

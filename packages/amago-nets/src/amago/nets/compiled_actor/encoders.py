@@ -60,7 +60,7 @@ def _usable(x: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _no_memory(batch: int, hidden_state: Any) -> tuple[StateBuffers, Any]:
-    """Of an encoder without memory, which returns the hidden state that it is given."""
+    """Buffers for an encoder without memory, which returns the hidden state that it is given."""
     return StateBuffers(), hidden_state
 
 

@@ -110,10 +110,6 @@ class MultiDiscrete(PolicyOutput):
         """Recorded concatenated one-hots (..., A), clamped to [0, 1]."""
         return action.clamp(0.0, 1.0)
 
-    def to_indices(self, action: Tensor) -> Tensor:
-        """Concatenated one-hots (..., A) as the index of each choice, int64 (..., K)."""
-        return torch.stack([one_hot.argmax(dim=-1) for one_hot in action.split(self.sizes, dim=-1)], dim=-1)
-
     def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> ProductOfCategoricals:
         """The distribution over concatenated one-hots for logits (..., A)."""
         logits = vec.split(self.sizes, dim=-1)
