@@ -273,7 +273,7 @@ def _pairs() -> Iterator[tuple[str, str]]:
 def _middle(rows: Sequence[Row], key: str) -> str:
     """The median of a column; empty where no row has a value."""
     values = [float(row[key]) for row in rows if row[key]]
-    return f"{np.median(values):.0f}" if values else ""
+    return f"{np.median(values):,.0f}" if values else ""
 
 
 def _digits(value: float) -> int:
