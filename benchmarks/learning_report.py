@@ -93,6 +93,7 @@ def draw_summary(path: Path) -> None:
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.set_title(TASKS[task].title, fontsize=7.5)
         panel.set_yticks([])
+        panel.locator_params(axis="x", nbins=5)
         panel.set_ylim(-3.6, 0.6)
         panel.tick_params(axis="x", labelsize=7)
         for place, (policy, (color, marker)) in enumerate(STYLES.items()):
