@@ -255,9 +255,9 @@ def pictures() -> Iterator[str]:
 
 def interval(rows: Sequence[Row]) -> str:
     """Interquartile mean with its 95 % interval, if there are seeds enough."""
-    value, low, high = bootstrap_interquartile_mean([[float(row["mean_return"]) for row in rows]])
-    digits = _digits(value)
-    value = round(value, digits) + 0.0  # no "-0.00"
+    found = bootstrap_interquartile_mean([[float(row["mean_return"]) for row in rows]])
+    digits = _digits(found[0])
+    value, low, high = (round(number, digits) + 0.0 for number in found)  # no "-0.00"
     if not np.isfinite(low):
         return f"{value:.{digits}f}"
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
