@@ -136,7 +136,7 @@ def draw(task: str, curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
             _draw_policy(panel, policy, seeds, axis)
     random = [float(row["random_return"]) for row in read_rows() if row["task"] == task]
     for panel in panels:
-        label = f"random policy: {random[-1]:.3g}"
+        label = f"random policy: {_short(random[-1])}"
         panel.axhline(random[-1], color="#555555", linestyle="--", linewidth=1.2, label=label)
     panels[0].set_ylabel("mean return of an episode")
     figure.suptitle(TASKS[task].title, fontsize=12)
