@@ -189,8 +189,8 @@ def train(
     resume_or_auto = _which_resume(resume, auto_resume, overwrite)
     settings: dict[str, Any] = {"gin_files": gin or (), "assignments": set_ or (), "log_to_wandb": wandb}
     if mode is Mode.collect:
-        learners = {"--resume": resume, "--auto-resume": auto_resume, "--overwrite": overwrite}
-        for option, given in {**learners, "--tensorboard": tensorboard}.items():
+        starts = {"--resume": resume, "--auto-resume": auto_resume, "--overwrite": overwrite}
+        for option, given in {**starts, "--tensorboard": tensorboard}.items():
             if given:
                 raise UsageProblem("it has no effect on a collector: give it to the learner only.", option)
         from amago.cli.separate import collect_run
